@@ -1,0 +1,5 @@
+// Package version tells which build this is.
+package version
+
+// String is set by the build (-ldflags -X).
+var String = "dev"
