@@ -67,6 +67,7 @@ func TestNetnsPath_hostile_names(t *testing.T) {
 func TestNetnsPath_bad_input(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, lab.SimpleOptions{})
+	s.ipam["cooldown"] = "1h" // no record changes by the time that all of this takes
 	s.settle()
 	p := s.Pod(t, "p")
 	before, records := s.snapshot(), s.records()
