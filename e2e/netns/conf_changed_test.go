@@ -174,7 +174,7 @@ func TestNetnsUpgrade_binaries_replaced_while_ADDs_run(t *testing.T) {
 			t.Errorf("after %s: %d leased, want %d", command, len(held), want)
 		}
 	}
-	// On a busy machine few were replaced by now; a DEL may be repeated until it were enough.
+	// On a busy machine few were replaced by now; a DEL may be repeated until there are enough.
 	for end := time.Now().Add(patience); replaced.Load() < 5 && time.Now().Before(end); {
 		pathMany(pods, func(i int) {
 			if o := run("DEL", i, spaces[i]); o.Exit != 0 {
