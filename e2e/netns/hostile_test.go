@@ -362,6 +362,12 @@ func TestNetnsHostile_settings(t *testing.T) {
 			name: "FORWARD_policy_DROP", act: "iptables -P FORWARD DROP", says: []string{"FORWARD", "drop", "firewall.conflist"},
 			cuts: cutsAll, needs: true, left: []string{"FORWARD", "drop", "firewall.conflist"}, undo: "iptables -P FORWARD ACCEPT",
 		},
+		{ // as in an nftables.conf; iptables accepts all, which doesn't help
+			name: "inet_forward_policy_drop",
+			act:  "nft 'add table inet filter; add chain inet filter forward { type filter hook forward priority 0; policy drop; }'",
+			says: []string{"table inet filter", "chain forward drops", "no rule of another chain helps"}, cuts: cutsAll, needs: true,
+			left: []string{"table inet filter", "chain forward drops"}, undo: "nft delete table inet filter",
+		},
 	})
 }
 

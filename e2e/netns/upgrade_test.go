@@ -160,16 +160,23 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 	t.Parallel()
 	old := earlier(t)
 	installed := t.TempDir()
-	install := func(from string) {
+	names := []string{"native-vmss", "ipam-vmss", "vmssctl"}
+	// The copies come before the renames: these happen under a lock for which an ADD waits but ten seconds.
+	bring := func(from string) (install func()) {
 		t.Helper()
-		for _, name := range []string{"native-vmss", "ipam-vmss", "vmssctl"} {
+		for _, name := range names {
 			s, err := os.ReadFile(filepath.Join(from, name))
-			if err != nil {
+			if err := errors.Join(err, os.WriteFile(filepath.Join(installed, name+".new"), s, 0o755)); err != nil {
 				t.Fatal(err)
 			}
-			target := filepath.Join(installed, name)
-			if err := errors.Join(os.WriteFile(target+".new", s, 0o755), os.Rename(target+".new", target)); err != nil {
-				t.Fatal(err)
+		}
+		return func() {
+			t.Helper()
+			for _, name := range names {
+				target := filepath.Join(installed, name)
+				if err := os.Rename(target+".new", target); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	}
@@ -188,12 +195,12 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 		}
 	}
 	settle := s.Pod(t, "settle")
-	install(current)
+	bring(current)()
 	run(s.call("ADD", "settle", settle)).ok()
 	run(s.call("DEL", "settle", settle)).ok()
 	before := s.snapshot()
 	for way, from := range map[string][2]string{"up": {old, current}, "down": {current, old}} {
-		install(from[0])
+		bring(from[0])()
 		pods := map[string]*lab.Namespace{}
 		added := map[string]*answer{}
 		for _, id := range []string{way + "1", way + "2", way + "3"} {
@@ -203,6 +210,7 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 			added[id] = run(s.call("ADD", id, pods[id])).ok()
 		}
 		// The third one's ADD waits for the lock of the store while its binary is replaced.
+		install := bring(from[1])
 		lock, err := os.Open(s.Node.Path(stateDir + "/ipam.lock"))
 		if err != nil {
 			t.Fatal(err)
@@ -213,7 +221,7 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 		third := s.call("ADD", way+"3", pods[way+"3"])
 		_, wait := s.Node.StartPlugin(chainContext(t), filepath.Join(installed, "native-vmss"), third)
 		time.Sleep(200 * time.Millisecond)
-		install(from[1])
+		install()
 		lock.Close()
 		added[way+"3"] = s.judge(third, wait()).ok()
 

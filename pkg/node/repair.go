@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/native-vmss/native-vmss/pkg/allocator"
@@ -115,10 +116,26 @@ func (n *Node) repairNode(ctx context.Context) error {
 	return n.apply(ctx, want, want.hash())
 }
 
-// SkippedNICs says of which NICs nothing is handed out, and why, as of metadata's last answer.
-func (n *Node) SkippedNICs(ctx context.Context) ([]string, error) {
+// Skipped says what isn't handed out and why: all of a NIC, as of metadata's last answer, and addresses that are on a NIC's link.
+func (n *Node) Skipped(ctx context.Context) ([]string, error) {
 	rec, err := n.readRecord(ctx)
-	return rec.Skipped, err
+	if err != nil {
+		return nil, err
+	}
+	leases, err := n.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var onLink []string
+	for _, l := range leases {
+		if l.Blocked == allocator.OnHostLink {
+			onLink = append(onLink, l.Addr.String())
+		}
+	}
+	if len(onLink) == 0 {
+		return rec.Skipped, nil
+	}
+	return append(rec.Skipped, fmt.Sprintf("%s: on-host-link: run 'vmssctl node prepare --force'", strings.Join(onLink, " "))), nil
 }
 
 // withContainer runs fn under the lock of the container whose hash begins a link's name.
