@@ -28,6 +28,9 @@ func (n *Node) Clean(ctx context.Context, root string) ([]Change, error) {
 	if err := n.makeStateDir(); err != nil {
 		return nil, err
 	}
+	if err := n.sameNamespace(ctx); err != nil {
+		return nil, err
+	}
 	if err := n.empty(ctx); err != nil {
 		return nil, err
 	}

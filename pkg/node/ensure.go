@@ -36,7 +36,7 @@ func (n *Node) ensure(ctx context.Context, have record) error {
 	if err != nil {
 		return err
 	}
-	if have.Applied == want.hash() && have.Network == want.Network && !have.Undone {
+	if n.applied(have, want) {
 		stands, err := n.stands(ctx, have)
 		if err != nil {
 			return err
@@ -52,6 +52,11 @@ func (n *Node) ensure(ctx context.Context, have record) error {
 	}
 	defer held.Unlock()
 	return n.applyLocked(ctx)
+}
+
+// applied reports whether the record says that what is wanted was written, here.
+func (n *Node) applied(have, want record) bool {
+	return have.Applied == want.hash() && have.Network == want.Network && have.Place == n.place && !have.Undone
 }
 
 // stands looks whether the kernel still has what the record says: others flush tables and rules. It is part of every ADD and so
@@ -107,13 +112,12 @@ func (n *Node) applyLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hash := want.hash()
-	if have.Applied == hash && have.Network == want.Network && !have.Undone {
+	if n.applied(have, want) {
 		if stands, err := n.stands(ctx, have); err == nil && stands {
 			return nil
 		}
 	}
-	return n.apply(ctx, want, hash)
+	return n.apply(ctx, want, want.hash())
 }
 
 // apply writes the node-wide state. When it fails because the NICs aren't those of the record any more, the next try sees the new ones.
@@ -149,7 +153,7 @@ func (n *Node) write(ctx context.Context, want record, hash string) error {
 	} else if err != nil {
 		return err
 	}
-	want.Applied = hash
+	want.Applied, want.Place = hash, n.place
 	n.known = &want
 	n.log.Info("node-wide state written", "hash", hash, "network", want.Network)
 	return n.putRecord(ctx, want)

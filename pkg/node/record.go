@@ -24,6 +24,7 @@ type record struct {
 	Wide    Wide      `json:"nodeWide"`
 	NICs    []nicFact `json:"nics"`
 	Applied string    `json:"applied"` // hash of all above as it was written to the kernel; "" = not yet
+	Place   place     `json:"place"`   // where that is
 	// Undone says that a NIC was down when Applied was written: routes by it are still to be made.
 	Undone bool `json:"undone,omitempty"`
 	// Skipped says of which NICs the last document could not be used, and why: for the errors of those who find nothing free.
