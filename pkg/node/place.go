@@ -23,11 +23,11 @@ func herePlace(boot string) (place, error) {
 }
 
 // sameNamespace refuses to judge pods from another network namespace than that in which ADDs ran: none of their links is there, and all
-// would look dead. A store that can't be read is others' to report.
+// would look dead.
 func (n *Node) sameNamespace(ctx context.Context) error {
 	rec, err := n.readRecord(ctx)
 	if err != nil || rec.Place.Boot != n.place.Boot || rec.Place.Netns == n.place.Netns {
-		return nil
+		return err
 	}
 	return fmt.Errorf("%w: it isn't the node's (net:[%d], this is net:[%d]): run it with the host's network", ErrNamespace, rec.Place.Netns,
 		n.place.Netns)

@@ -78,10 +78,11 @@ func (n *Node) GC(ctx context.Context, valid []Key, given bool) error {
 	if err := n.makeStateDir(); err != nil {
 		return err
 	}
-	if err := n.sameNamespace(ctx); err != nil {
+	err := n.sameNamespace(ctx)
+	if errors.Is(err, ErrNamespace) {
 		return err
 	}
-	return errors.Join(n.gc(ctx, valid, given), n.collectUnfinished(ctx))
+	return errors.Join(err, n.gc(ctx, valid, given), n.collectUnfinished(ctx))
 }
 
 func (n *Node) gc(ctx context.Context, valid []Key, given bool) error {
