@@ -65,6 +65,8 @@ func (n *fpNode) ruin() {
 			link add br9 type bridge
 			link set $Y alias ''
 			link set $Y master br9
+			link set $X arp off
+			neigh replace $A lladdr 02:00:00:00:00:99 dev $Y nud permanent
 			route del $A
 			link add $U group $G type veth peer name x1
 END`))

@@ -71,7 +71,7 @@ func podLink(a *netlink.LinkAttrs) PodLink {
 	alias, err := ParseAlias(a.Alias)
 	return PodLink{
 		Name: a.Name, Index: a.Index, MAC: hardware(a.HardwareAddr), MTU: a.MTU, Group: int(a.Group), Master: a.MasterIndex, Up: a.Flags&net.FlagUp != 0,
-		NoARP: a.RawFlags&unix.IFF_NOARP != 0,
+		NoARP:     a.RawFlags&unix.IFF_NOARP != 0,
 		AliasText: a.Alias, Alias: alias, Marked: err == nil,
 	}
 }
