@@ -202,7 +202,7 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 	defer frames.Close()
 	state := func() string {
 		return s.sh("L=" + s.a.HostLink + "; ip -6 -o addr show dev $L; ip -6 neigh show dev $L; " +
-			"ip -6 route show table all | grep -e $L -e 2001:db8:bad -e default || true")
+			"ip -6 route show table all | grep -v ^multicast | grep -e $L -e 2001:db8:bad -e default || true")
 	}
 	advertise := func() {
 		t.Helper()
@@ -254,7 +254,9 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 		t.Errorf("IPv6 frames into the other pod: %+v, %v, %d missed", into, err, report.Dropped)
 	}
 
-	// Somebody turns IPv6 on at every link at once, on a node that is no router of it.
+	// Somebody turns IPv6 on at every link at once, on a node that is no router of it. Before that repair takes the settings back that were
+	// made on every link above.
+	s.mustCtl("node", "repair")
 	s.sh("sysctl -qw net.ipv6.conf.all.forwarding=0 net.ipv6.conf.all.disable_ipv6=0")
 	closed("IPv6 turned on for all")
 	s.check("bad", s.bad, s.a).fails(103, s.a.HostLink+"/disable_ipv6")
