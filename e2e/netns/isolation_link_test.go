@@ -200,10 +200,11 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer frames.Close()
-	state := func() string {
-		return s.sh("L=" + s.a.HostLink + "; ip -6 -o addr show dev $L; ip -6 neigh show dev $L; " +
+	routed := func() string {
+		return s.sh("L=" + s.a.HostLink + "; ip -6 -o addr show dev $L; " +
 			"ip -6 route show table all | grep -v ^multicast | grep -e $L -e 2001:db8:bad -e default || true")
 	}
+	state := func() string { return routed() + s.sh("ip -6 neigh show dev "+s.a.HostLink) }
 	advertise := func() {
 		t.Helper()
 		atHost, err := s.Node.Capture(s.a.HostLink)
@@ -258,7 +259,13 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 	// made on every link above.
 	s.mustCtl("node", "repair")
 	s.sh("sysctl -qw net.ipv6.conf.all.forwarding=0 net.ipv6.conf.all.disable_ipv6=0")
-	closed("IPv6 turned on for all")
+	advertise() // a link with IPv6 notes who sent it, and no more
+	if got := routed(); got != "" {
+		t.Errorf("IPv6 turned on for all: the node took from the pod: %s", got)
+	}
+	if connects(silence) {
+		t.Error("IPv6 turned on for all: the pod reached a service on [::]")
+	}
 	s.check("bad", s.bad, s.a).fails(103, s.a.HostLink+"/disable_ipv6")
 	s.mustCtl("node", "repair")
 	s.check("bad", s.bad, s.a).ok()
