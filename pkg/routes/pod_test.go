@@ -116,8 +116,10 @@ func TestNetnsConfigure_state(t *testing.T) {
 			t.Errorf("pod %s = %s, want %s", key, got, want)
 		}
 	}
-	for key, want := range map[string]string{"ipv4/conf/%/forwarding": "1", "ipv4/conf/%/rp_filter": "1", "ipv6/conf/%/disable_ipv6": "1",
-		"ipv6/conf/%/accept_ra": "0", "ipv6/conf/%/addr_gen_mode": "1"} {
+	for key, want := range map[string]string{
+		"ipv4/conf/%/forwarding": "1", "ipv4/conf/%/rp_filter": "1", "ipv6/conf/%/disable_ipv6": "1",
+		"ipv6/conf/%/accept_ra": "0", "ipv6/conf/%/addr_gen_mode": "1",
+	} {
 		key = strings.Replace(key, "%", p.Name, 1)
 		if got := read(t, l.node, key); got != want {
 			t.Errorf("node %s = %s, want %s", key, got, want)
