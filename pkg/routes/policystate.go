@@ -117,6 +117,7 @@ func (k *Kernel) policyElements(ctx context.Context, set string) (map[setElement
 			found[e] = true
 		}
 	}
+	delete(found, setElement{string(make([]byte, addrSize)), true}) // nft writes that nothing before the first interval belongs to the set
 	return found, nil
 }
 
