@@ -286,9 +286,10 @@ func (s *stage) layout1() *lab.Namespace {
 	return p
 }
 
-// What lies in the kernel is layout 1, mark by mark. When this fails on purpose, the pods of running nodes have the old one:
-// layoutVersion in pkg/node has to change for node-wide objects, the first word of the alias for a pod's, and layout1.sh stays.
-func TestNetnsUpgrade_layout_is_1(t *testing.T) {
+// What lies in the kernel is layout 2, mark by mark. When this fails on purpose, the pods of running nodes have the old one:
+// layoutVersion in pkg/node has to change for node-wide objects, the first word of the alias for a pod's, and layout1.sh and layout2.sh
+// stay.
+func TestNetnsUpgrade_layout_is_2(t *testing.T) {
 	t.Parallel()
 	one, two := newStage(t, lab.SimpleOptions{}), newStage(t, lab.SimpleOptions{})
 	empty := one.snapshot()
@@ -303,13 +304,18 @@ func TestNetnsUpgrade_layout_is_1(t *testing.T) {
 	}
 	emptyToo := two.snapshot()
 	byHand := two.layout1()
+	more, err := os.ReadFile("testdata/layout2.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	two.sh(string(more))
 	diff := ""
 	pathEventually(echoWait, func() bool { // the state of a link that has just come up changes by itself
 		diff = cmp.Diff(two.layout(emptyToo, byHand), one.layout(empty, p))
 		return diff == ""
 	})
 	if diff != "" {
-		t.Errorf("(-layout 1 +what ADD made):\n%s", diff)
+		t.Errorf("(-layout 2 +what ADD made):\n%s", diff)
 	}
 }
 

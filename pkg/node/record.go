@@ -16,7 +16,7 @@ import (
 )
 
 // layoutVersion changes when the node-wide kernel objects do, so that a new version re-makes them.
-const layoutVersion = 1
+const layoutVersion = 2
 
 // record is what pkg/node keeps in the store about the node: whose configuration stands in the kernel, and for which NICs.
 type record struct {

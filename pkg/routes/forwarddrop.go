@@ -51,7 +51,12 @@ func (k *Kernel) ForwardDropped(ctx context.Context) ([]string, error) {
 				c.famName, c.table, c.chain, c.help))
 		}
 	}
-	return found, nil
+	drops, err := k.legacyForwardDropped(ctx)
+	if drops {
+		found = append(found, "iptables-legacy: chain FORWARD of table filter drops all that is forwarded (policy DROP, no rule): "+
+			"accept pods' packets in it with iptables-legacy")
+	}
+	return found, err
 }
 
 func (k *Kernel) dropsAll(ctx context.Context, c filterChain) (bool, error) {
