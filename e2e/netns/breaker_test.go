@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"context"
 	"encoding/json"
 	"net/netip"
 	"strings"
@@ -58,67 +57,6 @@ func TestNetnsBreaker_CHECK_is_blind(t *testing.T) {
 			s.check("c1", p, a).ok()
 			s.reaches(p, a.IP)
 		}
-	})
-}
-
-// An ADD that is held up between its look at the node-wide state and its lease isn't counted by those who ask whether pods are here.
-func TestNetnsBreaker_node_wide_state_changed_under_an_ADD(t *testing.T) {
-	t.Parallel()
-	each(t, map[string]func(s *stage){
-		"node_clean": func(s *stage) { s.mustCtl("node", "clean") },
-		"a_second_network_that_allows_wireserver": func(s *stage) {
-			o := *s
-			o.top = map[string]any{
-				"cniVersion": "1.1.0", "name": "second", "type": "native-vmss", "metadataAccess": map[string]any{"wireserver": "allow", "imds": "allow"},
-			}
-			o.add("q", s.Pod(s.t, "q")).ok()
-		},
-	}, func(t *testing.T, meanwhile func(s *stage)) {
-		s := newStage(t, poolOf(5))
-		s.settle()
-		p := s.Pod(t, "c1")
-		c := s.call("ADD", "c1", p, withEnv("NVT_FAILPOINT=boltfile.lock=4s#3"))
-		_, wait := s.Node.StartPlugin(t.Context(), program(t, pathFailing), c)
-		time.Sleep(time.Second)
-		meanwhile(s)
-		a := s.judge(c, wait())
-		if !a.OK() {
-			return // as good
-		}
-		s.sh("nft add table ip cnt; nft 'add chain ip cnt after { type filter hook forward priority 100 ; }'; " +
-			"nft add rule ip cnt after ip daddr 168.63.129.16 counter")
-		pathSend(t, p, pathTCP(netip.AddrPortFrom(a.IP, 5555), netip.MustParseAddrPort("168.63.129.16:80"), tcpSYN))
-		time.Sleep(200 * time.Millisecond)
-		if !strings.Contains(s.sh("nft list chain ip cnt after"), "packets 0") {
-			t.Errorf("a pod that must not reaches wireserver; CHECK says %q", s.check("c1", p, a).Msg)
-		}
-	})
-}
-
-// Every command ends by its deadline: standard input that nobody closes, and a pipe in the place of a lock file.
-func TestNetnsBreaker_no_deadline(t *testing.T) {
-	t.Parallel()
-	t.Run("stdin_stays_open", func(t *testing.T) {
-		t.Parallel()
-		s := newStage(t, poolOf(2))
-		f := s.Dir + "/in.json"
-		s.sh("cat > " + f + " <<'X'\n" + string(s.conf()) + "\nX")
-		ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
-		defer cancel()
-		begin := time.Now()
-		_, _ = s.Node.Command(ctx, "bash", "-c", "CNI_COMMAND=STATUS CNI_PATH="+s.path+" "+program(t, "native-vmss")+" < <(cat "+f+"; exec sleep 39)").Output()
-		if d := time.Since(begin); d > 38*time.Second {
-			t.Errorf("STATUS took as long as its standard input was open: %v", d)
-		}
-	})
-	t.Run("metadata_lock_is_a_pipe", func(t *testing.T) {
-		t.Parallel()
-		s := newStage(t, poolOf(2))
-		s.ipam["refresh"] = "1s"
-		s.pathPod("c1")
-		s.sh("rm " + stateDir + "/metadata.lock; mkfifo " + stateDir + "/metadata.lock")
-		time.Sleep(1500 * time.Millisecond)
-		s.add("c2", s.Pod(t, "c2"))
 	})
 }
 
