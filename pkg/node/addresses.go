@@ -217,7 +217,7 @@ func (l local) release(ctx context.Context, h Hash, teardown Teardown) error {
 func (l local) Check(ctx context.Context, a Attachment, addr netip.Addr) error {
 	view, err := l.store.Read(ctx, a.Hash())
 	if err == nil {
-		view, err = l.leaseOf(ctx, a.Hash(), view)
+		view, err = l.sureLease(ctx, a.Hash(), view)
 	}
 	if err != nil {
 		return err
@@ -228,8 +228,8 @@ func (l local) Check(ctx context.Context, a Attachment, addr netip.Addr) error {
 	return nil
 }
 
-// leaseOf looks again where a view has no lease: a damaged page may hide it, and only a look at everything tells, and rebuilds.
-func (n *Node) leaseOf(ctx context.Context, h Hash, view allocator.View) (allocator.View, error) {
+// sureLease looks again where a view has no lease: a damaged page may hide it, and only a look at everything tells, and rebuilds.
+func (n *Node) sureLease(ctx context.Context, h Hash, view allocator.View) (allocator.View, error) {
 	if view.Lease != nil {
 		return view, nil
 	}

@@ -134,7 +134,7 @@ func (n *Node) heldByOther(ctx context.Context, a Attachment, g Grant) (*routes.
 func (n *Node) stillOurs(ctx context.Context, a Attachment, g Grant) error {
 	view, err := n.store.Read(ctx, a.Hash())
 	if err == nil && n.allocates() {
-		view, err = n.leaseOf(ctx, a.Hash(), view)
+		view, err = n.sureLease(ctx, a.Hash(), view)
 	}
 	if err != nil {
 		return err
