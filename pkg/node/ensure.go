@@ -108,7 +108,7 @@ func (n *Node) applyLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want, err := n.wanted(ctx, have)
+	want, err := n.claimed(ctx, have)
 	if err != nil {
 		return err
 	}
@@ -184,6 +184,43 @@ func (n *Node) wanted(ctx context.Context, have record) (record, error) {
 			asked.value, stands.value, whose, pods)
 	}
 	return want, nil
+}
+
+// claimed is wanted for who holds node.lock and writes next. Where that takes the node over from another network, pods are counted
+// once more.
+func (n *Node) claimed(ctx context.Context, have record) (record, error) {
+	want, err := n.wanted(ctx, have)
+	if err != nil || want.Network == have.Network {
+		return want, err
+	}
+	return want, n.disown(ctx, have, func(ctx context.Context) error {
+		_, err := n.wanted(ctx, have)
+		return err
+	})
+}
+
+// disown notes that nobody may rely on the node-wide state that stands, and then counts pods, which may refuse: an ADD that leased
+// before is counted, and one that leases later finds the note in its last step (stillOurs). Who holds node.lock calls it before
+// taking away what pods of others live by.
+func (n *Node) disown(ctx context.Context, have record, count func(context.Context) error) error {
+	if have.Applied == "" {
+		return count(ctx)
+	}
+	noted := have
+	noted.Applied = ""
+	if err := n.putRecord(ctx, noted); err != nil {
+		return err
+	}
+	if err := count(ctx); err != nil {
+		return errors.Join(err, n.putRecord(ctx, have))
+	}
+	return nil
+}
+
+// servedBy reports whether a record vouches for node-wide state with this network's values.
+func (n *Node) servedBy(rec record) bool {
+	_, _, differ := rec.Wide.differs(n.conf.Wide)
+	return rec.Applied != "" && (rec.Network == n.conf.Name || !differ)
 }
 
 // othersPods counts the pods that other networks have on our links, and names one of those networks if the store can: any of

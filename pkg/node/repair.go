@@ -113,7 +113,7 @@ func (n *Node) repairNode(ctx context.Context) error {
 	if rec, err = n.readRecord(ctx); err != nil {
 		return err
 	}
-	want, err := n.wanted(ctx, rec)
+	want, err := n.claimed(ctx, rec)
 	if err != nil {
 		return err
 	}
