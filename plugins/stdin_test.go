@@ -73,6 +73,16 @@ func TestProcess_stdinOpen(t *testing.T) {
 	})
 }
 
+// A caller that never closes stdin costs a command its own deadline, here STATUS's second.
+func TestProcess_stdinHeldOpen(t *testing.T) {
+	forEach(t, func(t *testing.T, plugin string) {
+		doc := call{plugin, "STATUS", nil, endless(t)}.run(t).failure(t)
+		if doc.Code != 11 || !strings.Contains(doc.Msg, "stdin") {
+			t.Errorf("%+v", doc)
+		}
+	})
+}
+
 // An unknown key: ADD 2, STATUS 50, both with key, value and the nearest one; the verbs that clean up ignore it. Keys that
 // others add and a configuration larger than a pipe are no mistake.
 func TestProcess_keys(t *testing.T) {

@@ -32,7 +32,8 @@ func ipamCommand(s *settings) *cobra.Command {
 			"  leased      a pod has it\n" +
 			"  releasing   its pod's end is under way; DEL, GC or repair ends it\n" +
 			"  cooling     its pod is gone; free after ipam.cooldown\n" +
-			"  blocked     not handed out: on-host-link ('vmssctl node prepare' helps) or used-by-other\n" +
+			"  blocked     not handed out: on-host-link: 'vmssctl node prepare --force' takes it off the NIC's link;\n" +
+			"              used-by-other: a route or link of somebody else has it, 'ip route get' tells which\n" +
 			"  free        with -a\n" +
 			"  …,absent    metadata doesn't list it for a NIC of this node, or wasn't asked since the store was rebuilt\n\n" +
 			"A '-' is what isn't known: a store that was rebuilt from the kernel knows a pod by its link's mark alone.",

@@ -38,7 +38,8 @@ func prepareCommand(s *settings) *cobra.Command {
 		Use:   "prepare",
 		Short: "keep cloud-init and networkd off the pods' addresses, and take those off the NICs' links",
 		Long: "prepare writes two drop-ins, for cloud-init and for systemd-networkd, and removes the secondary addresses that are\n" +
-			"on the NICs' links. It prints each change. On a node that has pods it changes nothing unless told by --force.",
+			"on the NICs' links. It prints each change. On a node that has pods it changes nothing unless told by --force: a pod whose\n" +
+			"address is on a NIC's link gets its traffic back then, and no other pod notices.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return s.onNode(cmd.Context(), func(ctx context.Context, n *node.Node) error {

@@ -70,7 +70,7 @@ func repairOnce(cmd *cobra.Command, s *settings, p *printer) error {
 		did.Repaired, repairErr = n.Repair(ctx)
 		if !errors.Is(repairErr, node.ErrStore) && !errors.Is(repairErr, boltfile.ErrUnusable) { // the rest would say the same again
 			did.Swept, sweepErr = n.Sweep(ctx)
-			did.skipped, skippedErr = n.SkippedNICs(ctx)
+			did.skipped, skippedErr = n.Skipped(ctx)
 		}
 		err := errors.Join(repairErr, sweepErr, skippedErr)
 		return errors.Join(p.print(did, err), err)

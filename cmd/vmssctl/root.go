@@ -70,7 +70,12 @@ func (s *settings) read() (node.Conf, error) {
 		}
 		return conf, nil
 	}
-	return node.FindConf(node.ConfDir)
+	conf, err := node.FindConf(node.ConfDir)
+	if err == nil && conf.Name == "" && s.stateDir == "" { // each network has a name
+		fmt.Fprintf(os.Stderr, "no conflist of ours in %s: looking at %s, the default (--conf names another configuration)\n",
+			node.ConfDir, conf.IPAM.StateDir)
+	}
+	return conf, err
 }
 
 // group is a command that only has others: a mistyped one of those is an error, not a page of help.

@@ -334,7 +334,7 @@ func (w *churner) lateGC(p *churnPod) {
 	}
 	trace.Close()
 	call := w.gcCall(p)
-	withEnv("NVT_FAILPOINT=boltfile.lock=2s#2", "NVT_FAILPOINT_TRACE="+trace.Name())(&call)
+	withEnv("NVT_FAILPOINT=boltfile.lock=2s#3", "NVT_FAILPOINT_TRACE="+trace.Name())(&call)
 	w.m.Release("GC", p.key)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -358,14 +358,14 @@ func (w *churner) lateGC(p *churnPod) {
 }
 
 // lateHas waits until a GC is held up, and tells whether that is at the container's lock, with the leases listed: where another
-// process has ipam.lock the second lock is the wait for that one, and nothing is listed yet.
+// process has ipam.lock the third lock is the wait for that one, and nothing is listed yet.
 func lateHas(cmd *lab.Cmd, trace string) bool {
 	if cmd.Process == nil {
 		return false
 	}
 	pathEventually(patience, func() bool {
 		b, err := os.ReadFile(trace)
-		return err != nil || bytes.Count(b, []byte("boltfile.lock")) > 1
+		return err != nil || bytes.Count(b, []byte("boltfile.lock")) > 2
 	})
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", cmd.Process.Pid))
 	if err != nil {

@@ -132,6 +132,36 @@ func TestNetnsCtl_on_host_link_has_a_way_out(t *testing.T) {
 	}
 	s.mustCtl("node", "prepare", "--force", "--root", t.TempDir())
 	s.check("c1", p, a).ok()
+
+	// One that nobody has is blocked when somebody wants it; with the pod beside it nothing but --force helps.
+	s.ipam["refresh"] = "1s"
+	for _, free := range s.pool[1:] {
+		s.sh("ip addr add " + free.String() + "/32 dev eth0")
+	}
+	s.add("c2", s.Pod(t, "c2")).fails(11, "on-host-link", way)
+	if out := s.mustCtl("node", "repair"); !strings.Contains(out, s.pool[1].String()) || !strings.Contains(out, way) {
+		t.Errorf("repair says nothing of blocked addresses: %s", out)
+	}
+	if out, err := s.ctl("node", "prepare", "--root", t.TempDir()); err == nil || !strings.Contains(out, "--force") {
+		t.Errorf("prepare without --force: %v: %s", err, out)
+	}
+	s.mustCtl("node", "prepare", "--force", "--root", t.TempDir())
+	s.add("c3", s.Pod(t, "c3")).ok()
+}
+
+// What is broken inside a pod repair neither mends nor names, as the page says; CHECK names it, and a new pod is the cure.
+func TestNetnsCtl_inside_a_pod(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, lab.SimpleOptions{})
+	p, a := s.pathPod("c1")
+	s.in(p, "ip route flush table main")
+	if out := s.mustCtl("node", "repair"); !strings.Contains(out, "nothing to do") {
+		t.Errorf("repair: %s", out)
+	}
+	s.check("c1", p, a).fails(103, "pod")
+	s.del("c1", p).ok()
+	q, b := s.pathPod("c2")
+	s.reaches(q, b.IP)
 }
 
 // A store that was rebuilt knows neither NIC nor, of a caller that named no pod, a name: a dash, and nothing in JSON.

@@ -37,8 +37,17 @@ func TestNetnsDamage_obstacles(t *testing.T) {
 		"link_to_the_real_one":  says(away(db, "ln -s /run/kept "+db), db, "not a regular file"),
 		"link_to_nothing":       says(away(db, "ln -s /run/nothing "+db), db, "not a regular file"),
 		"directory_as_the_lock": says(away(lock, "mkdir "+lock), lock, "is a directory"),
+		"link_as_the_lock":      says(away(lock, "ln -s /run/kept "+lock), lock, "is a symbolic link"),
+		"fifo_as_the_lock":      says(away(lock, "mkfifo "+lock), lock, "not a regular file"),
+		"lock_writable_by_all":  says(damageObstacle{make: "chmod 666 " + lock, undo: "chmod 600 " + lock}, lock, "0666"),
 		"another_owner":         says(damageObstacle{make: "chown 1234 " + db, undo: "chown 0 " + db}, db, "owned by uid 1234"),
 		"writable_by_all":       says(damageObstacle{make: "chmod 666 " + db, undo: "chmod 600 " + db}, db, "0666", "lets others write"),
+		"state_directory_of_another_owner": says(damageObstacle{
+			make: "chown 1234 " + stateDir, undo: "chown 0 " + stateDir,
+		}, stateDir, "its directory", "owned by uid 1234"),
+		"state_directory_writable_by_a_group": says(damageObstacle{
+			make: "chmod 770 " + stateDir, undo: "chmod 700 " + stateDir,
+		}, stateDir, "its directory", "0770", "lets others write"),
 		"state_directory_is_a_file": says(damageObstacle{
 			make: "mv " + stateDir + " /run/kept; echo text >" + stateDir, undo: "rm " + stateDir + "; mv /run/kept " + stateDir,
 		}, stateDir, "not a directory"),

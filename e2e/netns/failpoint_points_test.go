@@ -83,7 +83,7 @@ var fpNamed = []struct {
 	form   *regexp.Regexp
 }{
 	{"", regexp.MustCompile(`failpoint\.Hit\("([a-z.-]+)"\)`)},
-	{"routes.", regexp.MustCompile(`\b(?:do|dump|netfilter|nftAsk|enter)\((?:ctx|context\.Background\(\)), (?:[\w.]+, )?"([a-z0-9-]+)"`)},
+	{"routes.", regexp.MustCompile(`\b(?:do|dump|netfilter|nftAsk|nftDump|enter)\((?:ctx|context\.Background\(\)), (?:[\w.]+, )?"([a-z0-9-]+)"`)},
 	{"routes.", regexp.MustCompile(`\{"(pod-[a-z-]+)", (?:true|false),`)},
 }
 

@@ -59,12 +59,14 @@ func (n *fpNode) ruin() {
 			link set $X down
 			link set $X address 02:11:22:33:44:55
 			link set $X group 0
+			link set $X arp off
 			link set $X mtu 1400
 			addr add 192.0.2.9/32 dev $X
 			link set $X name lost0
 			link add br9 type bridge
 			link set $Y alias ''
 			link set $Y master br9
+			neigh replace $A lladdr 02:00:00:00:00:99 dev $Y nud permanent
 			route del $A
 			link add $U group $G type veth peer name x1
 END`))

@@ -182,3 +182,28 @@ func TestNetnsForeignMain_killed(t *testing.T) {
 		t.Errorf("DEL: exit %d %s%s", o.Exit, o.Stdout, o.Stderr)
 	}
 }
+
+// What others flush of the table of markers is the only copy, beside the store, of addresses under other main plugins: repair puts it
+// back, and a store that is lost then knows them.
+func TestNetnsForeignMain_markers_flushed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, poolOf(1))
+	s.ipam["cooldown"] = "1ms"
+	p := s.Pod(t, "c1")
+	if a := s.foreignCall("ADD", "c1", p); a.Exit != 0 {
+		t.Fatal(a.Msg)
+	}
+	had := s.markers()
+	s.sh("ip route flush table 28299")
+	if said := s.mustCtl("node", "repair"); !strings.Contains(said, "marker of "+s.pool[0].String()) {
+		t.Errorf("repair said %q", said)
+	}
+	if m := s.markers(); len(m) != 1 || m[0] != had[0] {
+		t.Errorf("after repair noted in the kernel: %v, want %v", m, had)
+	}
+	if said := s.mustCtl("node", "repair"); !strings.Contains(said, "nothing to do") {
+		t.Errorf("a second repair said %q", said)
+	}
+	s.sh("rm " + stateDir + "/ipam.db")
+	s.add("q", s.Pod(t, "q")).fails(11)
+}

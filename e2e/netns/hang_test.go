@@ -241,6 +241,22 @@ func TestNetnsHang_metadata(t *testing.T) {
 	})
 }
 
+// A pipe in the place of the lock for questions to metadata: nobody waits for somebody to write to it.
+func TestNetnsHang_pipe_as_the_lock_of_metadata(t *testing.T) {
+	t.Parallel()
+	const lock = stateDir + "/metadata.lock"
+	s := newStage(t, poolOf(2))
+	s.pathPod("c1")
+	s.sh("rm " + lock + "; mkfifo " + lock)
+	p := s.Pod(t, "c2")
+	late := withEnv("NVT_CLOCK_OFFSET=2h") // the snapshot is old
+	s.runOf(pathFailing, s.call("ADD", "c2", p, late)).ok().soon()
+	s.status().ok().soon() // with nothing free it would ask
+	s.runOf(pathFailing, s.call("ADD", "c3", s.Pod(t, "c3"), late)).fails(5, lock, "not a regular file").soon()
+	s.sh("rm " + lock)
+	s.del("c2", p).ok().soon()
+}
+
 // stopped starts an ADD that holds a lock at a point, and stops it there.
 func (s *stage) stopped(id string, p *lab.Namespace, point string, holds func() bool) (cmd *lab.Cmd, wait func() lab.Outcome) {
 	s.t.Helper()

@@ -34,6 +34,8 @@ type hostileAct struct {
 	resets bool
 	// needs is true where a new pod works only after repair too: ADD doesn't look at it.
 	needs bool
+	// mends is what repair says that it did.
+	mends []string
 	// left is what repair says that it can't mend, and undo what the owner of it does then.
 	left []string
 	undo string
@@ -144,7 +146,12 @@ func (s *hostileStage) words(text string) string {
 func (s *hostileStage) repaired(c hostileAct) {
 	s.t.Helper()
 	if c.left == nil {
-		s.mustCtl("node", "repair")
+		out := s.mustCtl("node", "repair")
+		for _, w := range c.mends {
+			if !strings.Contains(out, "changed: "+s.words(w)) {
+				s.t.Errorf("repair does not say %q: %s", s.words(w), out)
+			}
+		}
 		return
 	}
 	out, err := s.ctl("node", "repair")
@@ -212,6 +219,9 @@ func (s *hostileStage) rows(t *testing.T, acts []hostileAct) {
 	}
 }
 
+// againTable is what repair says of a policy table that was changed.
+const againTable = "table ip native_vmss written again"
+
 // dhcpRoutes are the NIC's own.
 const dhcpRoutes = "ip route replace 10.20.0.0/24 dev eth0 proto kernel scope link src 10.20.0.4; " +
 	"ip route replace default via 10.20.0.1 dev eth0 onlink"
@@ -259,6 +269,22 @@ func TestNetnsHostile_flushes(t *testing.T) {
 			name: "chain_emptied_postrouting", act: "nft flush chain ip native_vmss postrouting",
 			says: []string{`chain postrouting lacks a rule "platform addresses"`, `"outside nativeCIDRs"`}, needs: true,
 		},
+		{
+			name: "table_put_to_sleep", act: "nft 'add table ip native_vmss { flags dormant; }'",
+			says: []string{"table ip native_vmss is dormant"}, mends: []string{againTable}, needs: true,
+		},
+		{
+			name: "set_emptied_native", act: "nft flush set ip native_vmss native",
+			says: []string{"set native has not the elements"}, mends: []string{againTable}, needs: true,
+		},
+		{
+			name: "set_emptied_nics", act: "nft flush set ip native_vmss nics",
+			says: []string{"set nics has not the elements"}, mends: []string{againTable}, needs: true,
+		},
+		{
+			name: "policy_of_our_chain_drop", act: "nft 'chain ip native_vmss forward { policy drop; }'", cuts: cutsAll, needs: true,
+			says: []string{"policy of chain forward is drop instead of accept"}, mends: []string{againTable},
+		},
 		{name: "iptables_flushed", act: "iptables -F; iptables -X; iptables -t nat -F; iptables -t mangle -F; iptables -t raw -F"},
 		{
 			name: "iptables_restored_from_an_old_file",
@@ -294,6 +320,15 @@ func TestNetnsHostile_host_link(t *testing.T) {
 		},
 		{name: "MTU", act: "ip link set $LINK mtu 1280", says: []string{"host link $LINK has MTU 1280 instead of 1500"}},
 		{name: "alias", act: "ip link set $LINK alias uplink", says: []string{`host link $LINK has the wrong alias "uplink"`}},
+		{
+			name: "ARP_off", act: "ip link set $LINK arp off", says: []string{"host link $LINK has ARP off"}, cuts: cutsOwn,
+			mends: []string{"ARP of $LINK turned on"},
+		},
+		{
+			name: "a_neighbour_that_is_wrong", act: "ip neigh replace $IP lladdr 02:00:00:00:00:99 dev $LINK nud permanent", cuts: cutsOwn,
+			says:  []string{"host link $LINK has a permanent neighbour $IP with MAC 02:00:00:00:00:99"},
+			mends: []string{"permanent neighbour $IP (02:00:00:00:00:99) removed from host link $LINK"},
+		},
 		{name: "group", act: "ip link set $LINK group 7", says: []string{"$LINK", "group 7"}},
 		{
 			name: "IPv6_on", act: "sysctl -qw net.ipv6.conf.$LINK.disable_ipv6=0",
@@ -361,6 +396,22 @@ func TestNetnsHostile_settings(t *testing.T) {
 		{
 			name: "FORWARD_policy_DROP", act: "iptables -P FORWARD DROP", says: []string{"FORWARD", "drop", "firewall.conflist"},
 			cuts: cutsAll, needs: true, left: []string{"FORWARD", "drop", "firewall.conflist"}, undo: "iptables -P FORWARD ACCEPT",
+		},
+		{
+			name: "FORWARD_policy_DROP_of_iptables_legacy", act: "iptables-legacy -P FORWARD DROP",
+			says: []string{"iptables-legacy: chain FORWARD of table filter drops"}, cuts: cutsAll, needs: true,
+			left: []string{"iptables-legacy: chain FORWARD of table filter drops"}, undo: "iptables-legacy -P FORWARD ACCEPT",
+		},
+		{
+			name: "FORWARD_policy_DROP_of_iptables_legacy_and_pods_accepted",
+			act:  "iptables-legacy -A FORWARD -s 10.20.0.0/24 -j ACCEPT; iptables-legacy -P FORWARD DROP",
+			undo: "iptables-legacy -P FORWARD ACCEPT; iptables-legacy -F FORWARD",
+		},
+		{ // as in an nftables.conf; iptables accepts all, which doesn't help
+			name: "inet_forward_policy_drop",
+			act:  "nft 'add table inet filter; add chain inet filter forward { type filter hook forward priority 0; policy drop; }'",
+			says: []string{"table inet filter", "chain forward drops", "no rule of another chain helps"}, cuts: cutsAll, needs: true,
+			left: []string{"table inet filter", "chain forward drops"}, undo: "nft delete table inet filter",
 		},
 	})
 }

@@ -177,8 +177,9 @@ func isolationLinkLocal(text string) string {
 }
 
 // IPv6 is no side door: a pod that turns it on again, on a node that takes router advertisements wherever it can and routes IPv6, changes
-// nothing of the node by advertisements, reaches no service that listens on [::], and nothing of it reaches another pod. Where somebody
-// turns it on at the host end, all of that works, CHECK says so, and repair closes it.
+// nothing of the node by advertisements, reaches no service that listens on [::], and nothing of it reaches another pod; nor where
+// somebody turns it on at every link at once. Where somebody opens the host end's own settings, all of that works. CHECK says so, and
+// repair closes it.
 func TestNetnsIsolation_IPv6(t *testing.T) {
 	t.Parallel()
 	s := newIsolationPair(t)
@@ -199,10 +200,11 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer frames.Close()
-	state := func() string {
-		return s.sh("L=" + s.a.HostLink + "; ip -6 -o addr show dev $L; ip -6 neigh show dev $L; " +
-			"ip -6 route show table all | grep -e $L -e 2001:db8:bad -e default || true")
+	routed := func() string {
+		return s.sh("L=" + s.a.HostLink + "; ip -6 -o addr show dev $L; " +
+			"ip -6 route show table all | grep -v ^multicast | grep -e $L -e 2001:db8:bad -e default || true")
 	}
+	state := func() string { return routed() + s.sh("ip -6 neigh show dev "+s.a.HostLink) }
 	advertise := func() {
 		t.Helper()
 		atHost, err := s.Node.Capture(s.a.HostLink)
@@ -253,6 +255,22 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 		t.Errorf("IPv6 frames into the other pod: %+v, %v, %d missed", into, err, report.Dropped)
 	}
 
+	// Somebody turns IPv6 on at every link at once, on a node that is no router of it. Before that repair takes the settings back that were
+	// made on every link above.
+	s.mustCtl("node", "repair")
+	s.sh("sysctl -qw net.ipv6.conf.all.forwarding=0 net.ipv6.conf.all.disable_ipv6=0")
+	advertise() // a link with IPv6 notes who sent it, and no more
+	if got := routed(); got != "" {
+		t.Errorf("IPv6 turned on for all: the node took from the pod: %s", got)
+	}
+	if connects(silence) {
+		t.Error("IPv6 turned on for all: the pod reached a service on [::]")
+	}
+	s.check("bad", s.bad, s.a).fails(103, s.a.HostLink+"/disable_ipv6")
+	s.mustCtl("node", "repair")
+	s.check("bad", s.bad, s.a).ok()
+	s.sh("sysctl -qw net.ipv6.conf.all.forwarding=1")
+
 	conf := "net.ipv6.conf." + s.a.HostLink
 	s.sh("sysctl -qw " + conf + ".addr_gen_mode=0 " + conf + ".disable_ipv6=0 " + conf + ".accept_dad=0 " + conf + ".accept_ra=2")
 	waitFor(t, "the node to take an advertisement with the guard open", func() bool {
@@ -262,7 +280,7 @@ func TestNetnsIsolation_IPv6(t *testing.T) {
 	if !connects(echoWait) {
 		t.Error("the service isn't reached with the guard open: the test proves nothing")
 	}
-	s.check("bad", s.bad, s.a).fails(103, "disable_ipv6")
+	s.check("bad", s.bad, s.a).fails(103, "disable_ipv6", "addr_gen_mode is 0 instead of 1", "accept_ra is 2 instead of 0")
 	s.mustCtl("node", "repair")
 	s.check("bad", s.bad, s.a).ok()
 	closed("after repair")
@@ -314,5 +332,55 @@ func TestNetnsIsolation_loopback_of_the_node(t *testing.T) {
 	s.check("bad", s.bad, s.a).fails(103, "loopback of the node")
 	if attack() == 0 {
 		t.Error("the same datagram isn't seen with the guard open: the test proves nothing")
+	}
+}
+
+// What a pod sends without a source, as a DHCP client does, reaches nobody on the node.
+func TestNetnsIsolation_no_source(t *testing.T) {
+	t.Parallel()
+	s := newIsolationPair(t)
+	srv, err := s.Node.EchoUDP(netip.MustParseAddrPort("0.0.0.0:7767"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames, err := s.bad.OpenFrames("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frames.Close()
+	nobody := netip.IPv4Unspecified()
+	// attack is over when the node has heard what was sent last, under the pod's own address.
+	attack := func() (heard int) {
+		t.Helper()
+		before := len(srv.Peers())
+		for _, from := range []netip.Addr{nobody, s.a.IP} {
+			for _, to := range []string{"255.255.255.255", "224.0.0.1"} {
+				lie := frames.UDP(everybody, netip.AddrPortFrom(from, 68), netip.AddrPortFrom(netip.MustParseAddr(to), 7767), []byte("x"))
+				if err := frames.Send(lie); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		own := func() (n int) {
+			heard = 0
+			for _, p := range srv.Peers()[before:] {
+				if p.Remote.Addr() == nobody {
+					heard++
+				} else {
+					n++
+				}
+			}
+			return n
+		}
+		waitFor(t, "the last datagram", func() bool { return own() == 2 })
+		return heard
+	}
+	if n := attack(); n > 0 {
+		t.Errorf("%d datagrams without a source reached the node's service", n)
+	}
+	s.sh("nft flush chain ip native_vmss prerouting")
+	s.check("bad", s.bad, s.a).fails(103, "no source")
+	if attack() == 0 {
+		t.Error("the same datagrams aren't seen with the guard open: the test proves nothing")
 	}
 }

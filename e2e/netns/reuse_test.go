@@ -149,7 +149,7 @@ func heldUp(t *testing.T) (judged bool) {
 	s.sh(": >" + trace)
 	stdin := s.conf(func(top map[string]any) { top["cni.dev/valid-attachments"] = json.RawMessage("[]") })
 	call := s.call("GC", "", nil, withStdin(stdin), without("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"),
-		withEnv("NVT_FAILPOINT=boltfile.lock=5s#2", "NVT_FAILPOINT_TRACE="+trace))
+		withEnv("NVT_FAILPOINT=boltfile.lock=5s#3", "NVT_FAILPOINT_TRACE="+trace))
 	begin := time.Now()
 	cmd, wait := s.Node.StartPlugin(chainContext(t), program(t, pathFailing), call)
 	if !lateHas(cmd, trace) {

@@ -160,16 +160,23 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 	t.Parallel()
 	old := earlier(t)
 	installed := t.TempDir()
-	install := func(from string) {
+	names := []string{"native-vmss", "ipam-vmss", "vmssctl"}
+	// The copies come before the renames: these happen under a lock for which an ADD waits but ten seconds.
+	bring := func(from string) (install func()) {
 		t.Helper()
-		for _, name := range []string{"native-vmss", "ipam-vmss", "vmssctl"} {
+		for _, name := range names {
 			s, err := os.ReadFile(filepath.Join(from, name))
-			if err != nil {
+			if err := errors.Join(err, os.WriteFile(filepath.Join(installed, name+".new"), s, 0o755)); err != nil {
 				t.Fatal(err)
 			}
-			target := filepath.Join(installed, name)
-			if err := errors.Join(os.WriteFile(target+".new", s, 0o755), os.Rename(target+".new", target)); err != nil {
-				t.Fatal(err)
+		}
+		return func() {
+			t.Helper()
+			for _, name := range names {
+				target := filepath.Join(installed, name)
+				if err := os.Rename(target+".new", target); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	}
@@ -188,12 +195,12 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 		}
 	}
 	settle := s.Pod(t, "settle")
-	install(current)
+	bring(current)()
 	run(s.call("ADD", "settle", settle)).ok()
 	run(s.call("DEL", "settle", settle)).ok()
 	before := s.snapshot()
 	for way, from := range map[string][2]string{"up": {old, current}, "down": {current, old}} {
-		install(from[0])
+		bring(from[0])()
 		pods := map[string]*lab.Namespace{}
 		added := map[string]*answer{}
 		for _, id := range []string{way + "1", way + "2", way + "3"} {
@@ -203,6 +210,7 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 			added[id] = run(s.call("ADD", id, pods[id])).ok()
 		}
 		// The third one's ADD waits for the lock of the store while its binary is replaced.
+		install := bring(from[1])
 		lock, err := os.Open(s.Node.Path(stateDir + "/ipam.lock"))
 		if err != nil {
 			t.Fatal(err)
@@ -213,7 +221,7 @@ func TestNetnsUpgrade_binaries_replaced(t *testing.T) {
 		third := s.call("ADD", way+"3", pods[way+"3"])
 		_, wait := s.Node.StartPlugin(chainContext(t), filepath.Join(installed, "native-vmss"), third)
 		time.Sleep(200 * time.Millisecond)
-		install(from[1])
+		install()
 		lock.Close()
 		added[way+"3"] = s.judge(third, wait()).ok()
 
@@ -278,9 +286,10 @@ func (s *stage) layout1() *lab.Namespace {
 	return p
 }
 
-// What lies in the kernel is layout 1, mark by mark. When this fails on purpose, the pods of running nodes have the old one:
-// layoutVersion in pkg/node has to change for node-wide objects, the first word of the alias for a pod's, and layout1.sh stays.
-func TestNetnsUpgrade_layout_is_1(t *testing.T) {
+// What lies in the kernel is layout 2, mark by mark. When this fails on purpose, the pods of running nodes have the old one:
+// layoutVersion in pkg/node has to change for node-wide objects, the first word of the alias for a pod's, and layout1.sh and layout2.sh
+// stay.
+func TestNetnsUpgrade_layout_is_2(t *testing.T) {
 	t.Parallel()
 	one, two := newStage(t, lab.SimpleOptions{}), newStage(t, lab.SimpleOptions{})
 	empty := one.snapshot()
@@ -295,13 +304,18 @@ func TestNetnsUpgrade_layout_is_1(t *testing.T) {
 	}
 	emptyToo := two.snapshot()
 	byHand := two.layout1()
+	more, err := os.ReadFile("testdata/layout2.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	two.sh(string(more))
 	diff := ""
 	pathEventually(echoWait, func() bool { // the state of a link that has just come up changes by itself
 		diff = cmp.Diff(two.layout(emptyToo, byHand), one.layout(empty, p))
 		return diff == ""
 	})
 	if diff != "" {
-		t.Errorf("(-layout 1 +what ADD made):\n%s", diff)
+		t.Errorf("(-layout 2 +what ADD made):\n%s", diff)
 	}
 }
 

@@ -24,6 +24,9 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	if len(args) > 0 && match.MatchString("") {
+		return fmt.Errorf("%q matches every row: a pasted | is an alternative, write \\| for it", match)
+	}
 	page, err := os.ReadFile(doc)
 	if err != nil {
 		return err
@@ -83,11 +86,14 @@ func runTests(list []row, all map[string]test) (ended map[string]string, err err
 	return ended, nil
 }
 
-// read takes the events of one go test, and prints what a test says that fails.
+// read takes the events of one go test, and prints how each test ended, and what one says that fails.
 func read(events io.Reader, ended map[string]string) error {
 	said := map[string]string{}
 	for dec := json.NewDecoder(events); ; {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64
+		}
 		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
@@ -103,6 +109,9 @@ func read(events io.Reader, ended map[string]string) error {
 			ended[e.Test] = e.Action
 		case e.Action == "pass" || e.Action == "skip":
 			ended[e.Test] = e.Action
+		}
+		if ended[e.Test] == e.Action && e.Test != "" && !strings.Contains(e.Test, "/") {
+			fmt.Printf("%s %s %.1fs\n", e.Action, e.Test, e.Elapsed)
 		}
 	}
 }

@@ -37,8 +37,34 @@ func checkFile(info os.FileInfo) error {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("is not a regular file (%s)", info.Mode())
 	}
-	if info.Mode().Perm()&writableByOthers != 0 {
-		return fmt.Errorf("mode %#o lets others write it, want %#o", info.Mode().Perm(), fileMode)
+	return checkOwner(info, info.Mode(), fileMode)
+}
+
+// checkDir refuses a directory in which others could put what they like in the place of the store or of a lock. One with the sticky
+// bit, as a tmpfs has it, lets nobody do so. One that is missing can be made.
+func checkDir(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return syscall.ENOTDIR
+	}
+	mode := info.Mode()
+	if mode&os.ModeSticky != 0 {
+		mode &^= writableByOthers
+	}
+	if err := checkOwner(info, mode, dirMode); err != nil {
+		return fmt.Errorf("its directory: %w", err)
+	}
+	return nil
+}
+
+func checkOwner(info os.FileInfo, mode, want os.FileMode) error {
+	if mode&writableByOthers != 0 {
+		return fmt.Errorf("mode %#o lets others write it, want %#o", mode.Perm(), want)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if ok && int(st.Uid) != os.Geteuid() && st.Uid != 0 {

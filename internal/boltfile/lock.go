@@ -31,6 +31,25 @@ func (h *Held) Unlock() {
 	}
 }
 
+// noteSize bounds what a lock's file may hold for those to come.
+const noteSize = 64
+
+// Note is the text that an earlier holder left in the file; "" where there is none.
+func (h *Held) Note() string {
+	b := make([]byte, noteSize)
+	n, _ := h.file.ReadAt(b, 0) // io.EOF, for it is shorter
+	return string(b[:n])
+}
+
+// SetNote leaves a text in the file, in the place of the last one.
+func (h *Held) SetNote(text string) error {
+	if err := h.file.Truncate(0); err != nil {
+		return err
+	}
+	_, err := h.file.WriteAt([]byte(text), 0)
+	return err
+}
+
 // kind is one way of locking a file: the two calls, and how to find who holds it.
 type kind struct {
 	writable bool               // the kernel wants a descriptor that can write
@@ -183,25 +202,49 @@ func wouldBlock(err error) bool {
 	return errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EACCES)
 }
 
+// Whatever stands in a lock's place, opening it neither waits nor leads elsewhere.
+const lockFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK
+
 // openLock opens the lock file, making it and its directory when they are missing. On a read-only file system an existing one
 // can still be locked by flock, so that readers work there.
 func openLock(path string, writable bool) (*os.File, error) {
-	f, err := openFile(path, os.O_RDWR, fileMode)
+	if err := checkDir(filepath.Dir(path)); err != nil {
+		return nil, unusable("open lock", path, err)
+	}
+	f, err := openFile(path, os.O_RDWR|lockFlags, fileMode)
 	if errors.Is(err, fs.ErrNotExist) {
-		f, err = openFile(path, os.O_RDWR|os.O_CREATE, fileMode)
+		f, err = openFile(path, os.O_RDWR|os.O_CREATE|lockFlags, fileMode)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = makeDir(filepath.Dir(path)); err == nil {
-			f, err = openFile(path, os.O_RDWR|os.O_CREATE, fileMode)
+			f, err = openFile(path, os.O_RDWR|os.O_CREATE|lockFlags, fileMode)
 		}
 	}
 	if errors.Is(err, unix.EROFS) && !writable {
-		f, err = os.Open(path)
+		f, err = openFile(path, os.O_RDONLY|lockFlags, fileMode)
+	}
+	if err == nil {
+		err = checkLock(f)
+	}
+	if errors.Is(err, unix.ELOOP) {
+		err = errors.New("is a symbolic link")
 	}
 	if err != nil {
 		return nil, unusable("open lock", path, err)
 	}
 	return f, nil
+}
+
+// checkLock closes a lock that is refused.
+func checkLock(f *os.File) error {
+	info, err := f.Stat()
+	if err == nil {
+		err = checkFile(info)
+	}
+	if err != nil {
+		_ = f.Close()
+	}
+	return err
 }
 
 // current reports whether path still names the file that was locked.
@@ -210,7 +253,7 @@ func current(f *os.File, path string) bool {
 	if err != nil {
 		return false
 	}
-	named, err := os.Stat(path)
+	named, err := os.Lstat(path)
 	return err == nil && os.SameFile(mine, named)
 }
 

@@ -85,7 +85,7 @@ func (t *txn) blockedText() (string, error) {
 		}
 		fmt.Fprintf(&b, "; %s blocked: %s (%s)", count, reason, list)
 		if reason == OnHostLink {
-			b.WriteString(": run 'vmssctl node prepare'")
+			b.WriteString(": run 'vmssctl node prepare --force'")
 		}
 	}
 	return b.String(), nil

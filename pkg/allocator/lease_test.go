@@ -303,7 +303,7 @@ func TestStore_Lease_exhaustedOnHostLink(t *testing.T) {
 	f.sync(snap(all, all...))
 	_, err := f.Lease(t.Context(), request(1))
 	want := "no assignable address: 5 total (0 leased, 0 releasing, 0 cooling, 5 blocked, 0 absent) on eth0 02:00:5e:10:00:04; " +
-		"5 blocked: on-host-link (10.20.0.10 10.20.0.11 10.20.0.12 …): run 'vmssctl node prepare'"
+		"5 blocked: on-host-link (10.20.0.10 10.20.0.11 10.20.0.12 …): run 'vmssctl node prepare --force'"
 	if !errors.Is(err, ErrPoolExhausted) || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("error %q, want %q", err, want)
 	}

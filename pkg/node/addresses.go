@@ -216,20 +216,38 @@ func (l local) release(ctx context.Context, h Hash, teardown Teardown) error {
 // Check reads the lease back.
 func (l local) Check(ctx context.Context, a Attachment, addr netip.Addr) error {
 	view, err := l.store.Read(ctx, a.Hash())
-	if err == nil && view.Lease == nil { // a damaged page may hide it; only a look at everything tells, and rebuilds
-		if _, err = l.store.List(ctx); err == nil {
-			view, err = l.store.Read(ctx, a.Hash())
-		}
+	if err == nil {
+		view, err = l.sureLease(ctx, a.Hash(), view)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case view.Lease == nil || view.Lease.State != allocator.Leased:
-		return fmt.Errorf("%w: no lease of %s for this attachment", ErrBroken, addr)
-	case view.Lease.Addr != addr:
-		return fmt.Errorf("%w: the lease is %s, not %s", ErrBroken, view.Lease.Addr, addr)
+	}
+	if lost := holds(view, addr); lost != "" {
+		return fmt.Errorf("%w: %s", ErrBroken, lost)
 	}
 	return nil
+}
+
+// sureLease looks again where a view has no lease: a damaged page may hide it, and only a look at everything tells, and rebuilds.
+func (n *Node) sureLease(ctx context.Context, h Hash, view allocator.View) (allocator.View, error) {
+	if view.Lease != nil {
+		return view, nil
+	}
+	if _, err := n.store.List(ctx); err != nil {
+		return view, err
+	}
+	return n.store.Read(ctx, h)
+}
+
+// holds says in words that the lease isn't what it should be; "" if it is.
+func holds(view allocator.View, addr netip.Addr) string {
+	switch {
+	case view.Lease == nil || view.Lease.State != allocator.Leased:
+		return fmt.Sprintf("no lease of %s for this attachment", addr)
+	case view.Lease.Addr != addr:
+		return fmt.Sprintf("the lease is %s, not %s", view.Lease.Addr, addr)
+	}
+	return ""
 }
 
 func grantOf(l allocator.Lease) Grant {

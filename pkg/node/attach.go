@@ -85,7 +85,8 @@ func (n *Node) attachOnce(ctx context.Context, pod *routes.Pod, a Attachment) (r
 		}
 	}
 	if err == nil {
-		// The last step: a store that was lost or replaced under us would let another ADD have the address.
+		// The last step: a store that was lost or replaced under us would let another ADD have the address, and who took the
+		// node-wide state away meanwhile may have done so before this pod could be counted.
 		err = n.stillOurs(ctx, a, g)
 	}
 	done = err == nil
@@ -128,13 +129,24 @@ func (n *Node) heldByOther(ctx context.Context, a Attachment, g Grant) (*routes.
 	return &use, nil
 }
 
-// stillOurs is CHECK's question to the store, but here the attachment isn't at fault: the next try gets another lease.
+// stillOurs asks the store what the pod was wired for, its lease and the node-wide state. That the lease is gone is no fault of the
+// attachment: the next try gets another one. Node-wide state that was taken away is brought back, or refused as at the beginning.
 func (n *Node) stillOurs(ctx context.Context, a Attachment, g Grant) error {
-	err := n.addrs.Check(ctx, a, g.Addr)
-	if errors.Is(err, ErrBroken) {
-		return fmt.Errorf("%w: %s", ErrLeaseLost, err.Error())
+	view, err := n.store.Read(ctx, a.Hash())
+	if err == nil && n.allocates() {
+		view, err = n.sureLease(ctx, a.Hash(), view)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if lost := holds(view, g.Addr); lost != "" && n.allocates() {
+		return fmt.Errorf("%w: %s", ErrLeaseLost, lost)
+	}
+	if n.servedBy(decodeRecord(view.Node)) {
+		return nil
+	}
+	n.log.Warn("node-wide state was changed while the pod was wired")
+	return n.ensureFresh(ctx)
 }
 
 // wire makes the link and the route. The order keeps a half-made pod unreachable: the mark is on the link before it is up,

@@ -120,9 +120,13 @@ func (n *Node) nicGone(ctx context.Context, rec record, g Grant) (string, error)
 
 func (n *Node) checkHost(ctx context.Context, a Attachment, want Expect, known stored) []string {
 	hostMAC, podMAC := macs(a.Hash())
+	asks := want.asks(podMAC)
+	if want.PodMAC != nil {
+		podMAC = *want.PodMAC
+	}
 	return n.kernel.CheckHost(ctx, routes.HostWant{
-		Name: linkName(n.conf.InterfacePrefix, a.Hash()), Key: a.Hash(), Addr: want.Addr, MTU: want.MTU, MAC: hostMAC,
-		NICs: known.rec.links(), Forward: n.forwarding(ctx, known), PolicyHash: known.rec.Applied, Proxy: want.asks(podMAC),
+		Name: linkName(n.conf.InterfacePrefix, a.Hash()), Key: a.Hash(), Addr: want.Addr, MTU: want.MTU, MAC: hostMAC, PodMAC: podMAC,
+		NICs: known.rec.links(), Forward: n.forwarding(ctx, known), PolicyHash: known.rec.Applied, Proxy: asks,
 		Node: known.rec.written(),
 	})
 }

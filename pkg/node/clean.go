@@ -28,6 +28,9 @@ func (n *Node) Clean(ctx context.Context, root string) ([]Change, error) {
 	if err := n.makeStateDir(); err != nil {
 		return nil, err
 	}
+	if err := n.sameNamespace(ctx); err != nil {
+		return nil, err
+	}
 	if err := n.empty(ctx); err != nil {
 		return nil, err
 	}
@@ -36,6 +39,13 @@ func (n *Node) Clean(ctx context.Context, root string) ([]Change, error) {
 		return nil, err
 	}
 	defer held.Unlock()
+	have, err := n.readRecord(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.disown(ctx, have, n.empty); err != nil {
+		return nil, err
+	}
 	var changes []Change
 	n.kernel.OnChange(func(what string) { changes = append(changes, Change{What: what, Done: true}) })
 	defer n.kernel.OnChange(nil)
@@ -54,7 +64,7 @@ func (n *Node) Clean(ctx context.Context, root string) ([]Change, error) {
 	}
 	removed, err := removeFiles(root)
 	changes = append(changes, removed...)
-	return changes, errors.Join(err, n.empty(ctx)) // an ADD that ran meanwhile has a pod without protection
+	return changes, err
 }
 
 // empty asks kernel and store, neither of which alone knows all pods: another IPAM plugin's have no lease, another main plugin's
@@ -107,7 +117,7 @@ func removeFiles(root string) ([]Change, error) {
 	var changes []Change
 	for _, d := range dropIns {
 		path := filepath.Join(root, d.path)
-		have, err := os.ReadFile(path)
+		have, err := readRegular(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -40,7 +40,7 @@ func FindConf(dir string) (Conf, error) {
 
 // ReadConf reads our plugin's configuration from a conflist or from a file with one plugin.
 func ReadConf(path string) (Conf, error) {
-	data, err := os.ReadFile(path)
+	data, err := readRegular(path)
 	if err != nil {
 		return Conf{}, err
 	}

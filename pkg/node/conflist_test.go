@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 const repository = "../.."
@@ -152,6 +154,27 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
+// A pipe that nobody writes to is no file to wait for.
+func TestReadConf_pipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := ReadConf(path)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), path+": not a regular file") {
+			t.Errorf("ReadConf = %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("ReadConf waits for somebody to write")
+	}
+}
+
 func TestFindConf(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -176,6 +199,9 @@ func TestFindConf(t *testing.T) {
 				}
 			}
 			if err := os.Mkdir(filepath.Join(dir, "00-directory.conf"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mkfifo(filepath.Join(dir, "00-pipe.conf"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			got, err := FindConf(dir)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 )
 
@@ -38,7 +37,7 @@ func prepareFiles(root string, do bool) ([]Change, error) {
 	var changes []Change
 	for _, d := range dropIns {
 		path := filepath.Join(root, d.path)
-		have, err := os.ReadFile(path)
+		have, err := readRegular(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return changes, err
 		}

@@ -36,7 +36,7 @@ func (n *Node) ensure(ctx context.Context, have record) error {
 	if err != nil {
 		return err
 	}
-	if have.Applied == want.hash() && have.Network == want.Network && !have.Undone {
+	if n.applied(have, want) {
 		stands, err := n.stands(ctx, have)
 		if err != nil {
 			return err
@@ -52,6 +52,11 @@ func (n *Node) ensure(ctx context.Context, have record) error {
 	}
 	defer held.Unlock()
 	return n.applyLocked(ctx)
+}
+
+// applied reports whether the record says that what is wanted was written, here.
+func (n *Node) applied(have, want record) bool {
+	return have.Applied == want.hash() && have.Network == want.Network && have.Place == n.place && !have.Undone
 }
 
 // stands looks whether the kernel still has what the record says: others flush tables and rules. It is part of every ADD and so
@@ -103,17 +108,16 @@ func (n *Node) applyLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want, err := n.wanted(ctx, have)
+	want, err := n.claimed(ctx, have)
 	if err != nil {
 		return err
 	}
-	hash := want.hash()
-	if have.Applied == hash && have.Network == want.Network && !have.Undone {
+	if n.applied(have, want) {
 		if stands, err := n.stands(ctx, have); err == nil && stands {
 			return nil
 		}
 	}
-	return n.apply(ctx, want, hash)
+	return n.apply(ctx, want, want.hash())
 }
 
 // apply writes the node-wide state. When it fails because the NICs aren't those of the record any more, the next try sees the new ones.
@@ -149,7 +153,7 @@ func (n *Node) write(ctx context.Context, want record, hash string) error {
 	} else if err != nil {
 		return err
 	}
-	want.Applied = hash
+	want.Applied, want.Place = hash, n.place
 	n.known = &want
 	n.log.Info("node-wide state written", "hash", hash, "network", want.Network)
 	return n.putRecord(ctx, want)
@@ -180,6 +184,43 @@ func (n *Node) wanted(ctx context.Context, have record) (record, error) {
 			asked.value, stands.value, whose, pods)
 	}
 	return want, nil
+}
+
+// claimed is wanted for who holds node.lock and writes next. Where that takes the node over from another network, pods are counted
+// once more.
+func (n *Node) claimed(ctx context.Context, have record) (record, error) {
+	want, err := n.wanted(ctx, have)
+	if err != nil || want.Network == have.Network {
+		return want, err
+	}
+	return want, n.disown(ctx, have, func(ctx context.Context) error {
+		_, err := n.wanted(ctx, have)
+		return err
+	})
+}
+
+// disown notes that nobody may rely on the node-wide state that stands, and then counts pods, which may refuse: an ADD that leased
+// before is counted, and one that leases later finds the note in its last step (stillOurs). Who holds node.lock calls it before
+// taking away what pods of others live by.
+func (n *Node) disown(ctx context.Context, have record, count func(context.Context) error) error {
+	if have.Applied == "" {
+		return count(ctx)
+	}
+	noted := have
+	noted.Applied = ""
+	if err := n.putRecord(ctx, noted); err != nil {
+		return err
+	}
+	if err := count(ctx); err != nil {
+		return errors.Join(err, n.putRecord(ctx, have))
+	}
+	return nil
+}
+
+// servedBy reports whether a record vouches for node-wide state with this network's values.
+func (n *Node) servedBy(rec record) bool {
+	_, _, differ := rec.Wide.differs(n.conf.Wide)
+	return rec.Applied != "" && (rec.Network == n.conf.Name || !differ)
 }
 
 // othersPods counts the pods that other networks have on our links, and names one of those networks if the store can: any of

@@ -21,6 +21,8 @@ var (
 	ErrAttached = errors.New("already attached")
 	// ErrNetns is a CNI_NETNS that is no network namespace of a pod.
 	ErrNetns = errors.New("not usable as a pod's network namespace")
+	// ErrNamespace says that a command that judges pods runs in another network namespace than they were made from.
+	ErrNamespace = errors.New("wrong network namespace")
 	// ErrUnfit is an address from another IPAM plugin that can't be a pod's; the text has it and says why.
 	ErrUnfit = errors.New("address can't be a pod's")
 	// ErrAddressInUse says that an address that another IPAM plugin gave is held by somebody else on this node.

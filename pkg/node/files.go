@@ -2,9 +2,11 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
+	"github.com/native-vmss/native-vmss/internal/boltfile"
 	"github.com/native-vmss/native-vmss/internal/failpoint"
 )
 
@@ -12,7 +14,6 @@ import (
 // else.
 
 const (
-	stateFileMode = 0o600
 	dropInMode    = 0o644
 	dropInDirMode = 0o755
 )
@@ -24,12 +25,24 @@ func makeDir(path string, mode os.FileMode) error {
 	return os.MkdirAll(path, mode)
 }
 
-// writeInPlace is for what nobody needs whole.
-func writeInPlace(path, text string) error {
+// writeNote is for what nobody needs whole.
+func writeNote(in *boltfile.Held, text string) error {
 	if err := failpoint.Hit("node.write"); err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(text), stateFileMode)
+	return in.SetNote(text)
+}
+
+// readRegular never waits: a pipe may stand where a file is looked for, and nobody may write to it.
+func readRegular(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: not a regular file (%s)", path, info.Mode())
+	}
+	return os.ReadFile(path)
 }
 
 // writeWhole never shows half a file: whoever boots with it reads all or nothing.

@@ -53,6 +53,7 @@ type Node struct {
 	store  *allocator.Store
 	kernel *routes.Kernel
 	addrs  Addresses
+	place  place // of this process
 	// known is the record that this invocation has read or written; nil before. What it says of the NICs may be read from
 	// it; a decision about the record itself reads the store.
 	known *record
@@ -69,11 +70,15 @@ func Open(conf Conf, addrs Addresses, log *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	at, err := herePlace(bootID)
+	if err != nil {
+		return nil, err
+	}
 	kernel, err := routes.New(log)
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{conf: conf, log: log, kernel: kernel, addrs: addrs}
+	n := &Node{conf: conf, log: log, kernel: kernel, addrs: addrs, place: at}
 	n.store = allocator.Open(allocator.Options{
 		Dir: conf.IPAM.StateDir, CoolDown: conf.IPAM.CoolDown, LockTimeout: conf.IPAM.LockTimeout,
 		BootID: bootID, Now: boot.Clock, Kernel: n.observe, Log: log,

@@ -16,7 +16,7 @@ import (
 )
 
 // layoutVersion changes when the node-wide kernel objects do, so that a new version re-makes them.
-const layoutVersion = 1
+const layoutVersion = 2
 
 // record is what pkg/node keeps in the store about the node: whose configuration stands in the kernel, and for which NICs.
 type record struct {
@@ -24,6 +24,7 @@ type record struct {
 	Wide    Wide      `json:"nodeWide"`
 	NICs    []nicFact `json:"nics"`
 	Applied string    `json:"applied"` // hash of all above as it was written to the kernel; "" = not yet
+	Place   place     `json:"place"`   // where that is
 	// Undone says that a NIC was down when Applied was written: routes by it are still to be made.
 	Undone bool `json:"undone,omitempty"`
 	// Skipped says of which NICs the last document could not be used, and why: for the errors of those who find nothing free.

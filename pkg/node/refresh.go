@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,16 +107,20 @@ func (n *Node) forgetGone(ctx context.Context) (bool, error) {
 // since the answer that the caller has seen brought none.
 func (n *Node) refreshIfNobodyDoes(ctx context.Context, seen time.Duration) {
 	held, ok, err := boltfile.TryLock(n.path(metadataLockFile))
-	if err != nil || !ok {
+	if err != nil {
+		n.log.Warn("metadata not refreshed, stored snapshot used", "error", err)
+		return
+	}
+	if !ok {
 		return
 	}
 	defer held.Unlock()
-	if asked := n.lastAsked(); asked > seen && boot.Clock()-asked < refreshWhenEmpty {
+	if asked := lastAsked(held); asked > seen && boot.Clock()-asked < refreshWhenEmpty {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, refreshBudget)
 	defer cancel()
-	if err := n.fetch(ctx); err != nil {
+	if err := n.fetch(ctx, held); err != nil {
 		n.log.Warn("metadata not refreshed, stored snapshot used", "error", err)
 	}
 }
@@ -150,15 +153,15 @@ func (n *Node) refreshAfter(ctx context.Context, seen time.Duration, known bool)
 	if view.SnapshotKnown && (!known || view.SnapshotAt > seen) {
 		return true, nil
 	}
-	if err := n.fetch(ctx); err != nil {
+	if err := n.fetch(ctx, held); err != nil {
 		return false, fmt.Errorf("%w: %w", ErrNoMetadata, err)
 	}
 	return true, nil
 }
 
 // fetch asks metadata and the kernel and stores what they agree on. The caller holds metadata.lock.
-func (n *Node) fetch(ctx context.Context) error {
-	n.noteAsked()
+func (n *Node) fetch(ctx context.Context, held *boltfile.Held) error {
+	n.noteAsked(held)
 	m, err := n.look(ctx)
 	if err != nil {
 		return err
@@ -240,7 +243,7 @@ func (n *Node) Refresh(ctx context.Context) error {
 		return err
 	}
 	defer held.Unlock()
-	return n.fetch(ctx)
+	return n.fetch(ctx, held)
 }
 
 // lockMetadata waits for its turn to ask as long as for any lock. An ADD that has nothing to hand out waits longer
@@ -253,21 +256,16 @@ func (n *Node) lockMetadata(ctx context.Context) (*boltfile.Held, error) {
 
 // lastAsked and noteAsked keep the boot-clock time of the last question in metadata.lock, for the processes to come. It only
 // spares them a wait, so a value that can't be read or written counts as "long ago".
-func (n *Node) lastAsked() time.Duration {
-	b, err := os.ReadFile(n.path(metadataLockFile))
-	if err != nil {
-		return 0
-	}
-	ns, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+func lastAsked(held *boltfile.Held) time.Duration {
+	ns, err := strconv.ParseInt(strings.TrimSpace(held.Note()), 10, 64)
 	if err != nil || time.Duration(ns) > boot.Clock() { // of an earlier boot
 		return 0
 	}
 	return time.Duration(ns)
 }
 
-func (n *Node) noteAsked() {
-	stamp := strconv.FormatInt(int64(boot.Clock()), 10)
-	if err := writeInPlace(n.path(metadataLockFile), stamp); err != nil {
+func (n *Node) noteAsked(held *boltfile.Held) {
+	if err := writeNote(held, strconv.FormatInt(int64(boot.Clock()), 10)); err != nil {
 		n.log.Debug("time of the question not noted", "error", err)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/native-vmss/native-vmss/pkg/allocator"
@@ -43,6 +45,9 @@ func (n *Node) repair(ctx context.Context) (pods int, err error) {
 	if err := n.makeStateDir(); err != nil {
 		return 0, err
 	}
+	if err := n.sameNamespace(ctx); err != nil {
+		return 0, err
+	}
 	nodeErr := n.repairNode(ctx)
 	if nodeErr != nil { // pods may still be mended, but none may have a route without the policy table
 		if stands, err := n.kernel.PolicyTableExists(ctx); err != nil || !stands {
@@ -63,7 +68,7 @@ func (n *Node) repair(ctx context.Context) (pods int, err error) {
 			byKey[l.Owner.Key], byName[n.linkNameOf(l)] = l, l
 		}
 	}
-	errs := []error{nodeErr, n.namedNotOurs(ctx)}
+	errs := []error{nodeErr, n.namedNotOurs(ctx), n.repairMarkers(ctx, leases)}
 	for _, link := range links {
 		if !link.Marked {
 			lease, leased := byName[link.Name]
@@ -108,17 +113,61 @@ func (n *Node) repairNode(ctx context.Context) error {
 	if rec, err = n.readRecord(ctx); err != nil {
 		return err
 	}
-	want, err := n.wanted(ctx, rec)
+	want, err := n.claimed(ctx, rec)
 	if err != nil {
 		return err
 	}
 	return n.apply(ctx, want, want.hash())
 }
 
-// SkippedNICs says of which NICs nothing is handed out, and why, as of metadata's last answer.
-func (n *Node) SkippedNICs(ctx context.Context) ([]string, error) {
+// repairMarkers notes in the kernel again what pods of other main plugins have: a store that is rebuilt knows them by nothing else.
+func (n *Node) repairMarkers(ctx context.Context, leases []allocator.Lease) error {
+	marked, err := n.kernel.Markers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		if l.State != allocator.Leased || l.Owner.Main == mainType || slices.Contains(marked, l.Addr) {
+			continue
+		}
+		err := n.withContainer(ctx, lockOffset(l.Owner.Key), func() error {
+			now, err := n.store.Read(ctx, l.Owner.Key)
+			if err != nil || now.Lease == nil || now.Lease.Generation != l.Generation || now.Lease.State != allocator.Leased {
+				return err // a DEL came first
+			}
+			if err := n.kernel.AddMarker(ctx, l.Addr); err != nil {
+				return err
+			}
+			n.note("marker of %s, which a pod of %s has, put back", l.Addr, l.Owner.Main)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Skipped says what isn't handed out and why: all of a NIC, as of metadata's last answer, and addresses that are on a NIC's link.
+func (n *Node) Skipped(ctx context.Context) ([]string, error) {
 	rec, err := n.readRecord(ctx)
-	return rec.Skipped, err
+	if err != nil {
+		return nil, err
+	}
+	leases, err := n.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var onLink []string
+	for _, l := range leases {
+		if l.Blocked == allocator.OnHostLink {
+			onLink = append(onLink, l.Addr.String())
+		}
+	}
+	if len(onLink) == 0 {
+		return rec.Skipped, nil
+	}
+	return append(rec.Skipped, fmt.Sprintf("%s: on-host-link: run 'vmssctl node prepare --force'", strings.Join(onLink, " "))), nil
 }
 
 // withContainer runs fn under the lock of the container whose hash begins a link's name.
@@ -231,7 +280,7 @@ func (n *Node) repairUnmarked(ctx context.Context, link routes.PodLink, lease al
 		if err != nil || !found || now.AliasText != link.AliasText {
 			return err // an ADD marked it since
 		}
-		if leased && wasMarked(now) {
+		if leased && n.lostMark(ctx, now, lease) {
 			return n.mark(ctx, now, lease)
 		}
 		if wasMarked(now) {

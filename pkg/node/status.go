@@ -78,7 +78,11 @@ func (n *Node) GC(ctx context.Context, valid []Key, given bool) error {
 	if err := n.makeStateDir(); err != nil {
 		return err
 	}
-	return errors.Join(n.gc(ctx, valid, given), n.collectUnfinished(ctx))
+	err := n.sameNamespace(ctx)
+	if errors.Is(err, ErrNamespace) {
+		return err
+	}
+	return errors.Join(err, n.gc(ctx, valid, given), n.collectUnfinished(ctx))
 }
 
 func (n *Node) gc(ctx context.Context, valid []Key, given bool) error {
@@ -112,10 +116,27 @@ func (n *Node) collectUnfinished(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
+			if lease, leased, err := n.leaseOf(ctx, now.Name); err != nil || leased && n.lostMark(ctx, now, lease) {
+				return err // repair marks it again
+			}
 			return n.removeUnfinished(ctx, now)
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// leaseOf is the lease whose pod's link has this name.
+func (n *Node) leaseOf(ctx context.Context, link string) (allocator.Lease, bool, error) {
+	leases, err := n.store.List(ctx)
+	if err != nil {
+		return allocator.Lease{}, false, err
+	}
+	for _, l := range leases {
+		if l.State == allocator.Leased && n.linkNameOf(l) == link {
+			return l, true, nil
+		}
+	}
+	return allocator.Lease{}, false, nil
 }
 
 // allocates tells whether pods' addresses come from this store, and not from another IPAM plugin.

@@ -34,6 +34,9 @@ type Collectable struct {
 // Sweep collects leases whose link is gone: two observations at least 60 s apart, the second under the container's lock,
 // with the same generation. Leases that other main plugins made have no link of ours and are never touched.
 func (n *Node) Sweep(ctx context.Context) (swept Swept, err error) {
+	if err := n.sameNamespace(ctx); err != nil {
+		return swept, err
+	}
 	gone, err := n.dead(ctx)
 	if err != nil {
 		return swept, err
@@ -154,6 +157,9 @@ func (n *Node) collect(ctx context.Context, lease allocator.Lease) (bool, error)
 		if has, err := n.hasLink(ctx, lease); err != nil || has {
 			return err
 		}
+		if err := n.leadsNowhere(ctx, lease); err != nil {
+			return err
+		}
 		n.log.Warn("lease without a link collected", "addr", lease.Addr, "pod", lease.Owner.Pod, "ns", lease.Owner.Namespace)
 		done = true
 		return local{n}.release(ctx, h, teardown)
@@ -170,7 +176,31 @@ func (n *Node) hasLink(ctx context.Context, lease allocator.Lease) (bool, error)
 	if !found || err != nil {
 		return false, err
 	}
-	return link.Marked && link.Alias.Key == lease.Owner.Key || !link.Marked && wasMarked(link), nil
+	return link.Marked && link.Alias.Key == lease.Owner.Key || !link.Marked && n.lostMark(ctx, link, lease), nil
+}
+
+// lostMark tells of a link of ours without its alias whether it is the pod's of this lease: it was up or has another alias, or the pod's
+// end has the address, which an ADD gives it after the mark.
+func (n *Node) lostMark(ctx context.Context, link routes.PodLink, lease allocator.Lease) bool {
+	if wasMarked(link) {
+		return true
+	}
+	pod, err := n.kernel.OpenPod(lease.Owner.Netns)
+	if err != nil {
+		return false // ended, or a path of other processes: a link that never was up is nobody's then
+	}
+	defer pod.Close()
+	has, err := pod.HasAddr(ctx, lease.Owner.IfName, link.Index, lease.Addr)
+	return has || err != nil
+}
+
+// leadsNowhere wants no live link behind the route to a lease's address: others may have renamed the pod's link and taken its marks off.
+func (n *Node) leadsNowhere(ctx context.Context, lease allocator.Lease) error {
+	use, err := n.who(ctx, lease.Addr)
+	if err == nil && (use.Kind == routes.Foreign || use.Kind == routes.Ours) {
+		err = fmt.Errorf("%w: %s of %s: %s", ErrUnknownLink, lease.Addr, lease.Owner.Pod, use)
+	}
+	return err
 }
 
 // removeDead is GC without a list: what has no link goes at once, since no ADD runs during a GC.

@@ -74,7 +74,7 @@ var addPath = []string{
 	"route-get",
 	"pair-add", "alias-set",
 	"link-get", "sysctl", "pod-addr-add", "pod-link-up", "pod-gateway-add", "pod-default-add", "pod-neigh-set", "pod-lo-up",
-	"sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "link-up", "proxy-set",
+	"sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "sysctl", "link-up", "proxy-set",
 	"route-add",
 }
 

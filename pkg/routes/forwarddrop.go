@@ -23,15 +23,19 @@ type filterChain struct {
 	family       uint8
 	famName      string
 	table, chain string
+	help         string
 }
 
 // filterChains are the names that iptables, ufw and Debian's nftables.conf use. To list every chain of a node would cost more the more
 // Services it has.
 var filterChains = []filterChain{
-	{unix.NFPROTO_IPV4, "ip", "filter", "FORWARD"},
-	{unix.NFPROTO_IPV4, "ip", "filter", "forward"},
-	{unix.NFPROTO_INET, "inet", "filter", "forward"},
+	{unix.NFPROTO_IPV4, "ip", "filter", "FORWARD", "accept pods' packets in it, or chain the firewall plugin (cni-conf/firewall.conflist)"},
+	{unix.NFPROTO_IPV4, "ip", "filter", "forward", acceptInIt},
+	{unix.NFPROTO_INET, "inet", "filter", "forward", acceptInIt},
 }
+
+// What iptables accepts, the firewall plugin's rules among it, is dropped all the same by a chain that isn't iptables' own.
+const acceptInIt = "accept pods' packets in it: no rule of another chain helps"
 
 // ForwardDropped says in words which chains of others drop all that is forwarded, pods' packets among it: their policy is drop and they
 // have no rule. What a chain with rules lets through can't be told from here. Such chains are never ours to change.
@@ -43,11 +47,16 @@ func (k *Kernel) ForwardDropped(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("look at chain %s of table %s %s: %w", c.chain, c.famName, c.table, err)
 		}
 		if drops {
-			found = append(found, fmt.Sprintf("table %s %s: chain %s drops all that is forwarded (policy drop, no rule): accept pods' "+
-				"packets in it, or chain the firewall plugin (cni-conf/firewall.conflist)", c.famName, c.table, c.chain))
+			found = append(found, fmt.Sprintf("table %s %s: chain %s drops all that is forwarded (policy drop, no rule): %s",
+				c.famName, c.table, c.chain, c.help))
 		}
 	}
-	return found, nil
+	drops, err := k.legacyForwardDropped(ctx)
+	if drops {
+		found = append(found, "iptables-legacy: chain FORWARD of table filter drops all that is forwarded (policy DROP, no rule): "+
+			"accept pods' packets in it with iptables-legacy")
+	}
+	return found, err
 }
 
 func (k *Kernel) dropsAll(ctx context.Context, c filterChain) (bool, error) {

@@ -19,6 +19,7 @@ type HostWant struct {
 	Addr       netip.Addr
 	MTU        int
 	MAC        [6]byte
+	PodMAC     [6]byte
 	NICs       []string // the node's NICs: a route to one leads to no pod
 	Forward    []string // links that this pod's packets come in by
 	PolicyHash string
@@ -47,6 +48,7 @@ func (k *Kernel) CheckHost(ctx context.Context, want HostWant) []string {
 	}
 	f = append(f, checkHostLink(podLink(link.Attrs()), want)...)
 	f = append(f, k.checkHostRoute(ctx, link.Attrs(), want)...)
+	f = append(f, k.checkHostNeigh(ctx, podLink(link.Attrs()), want)...)
 	if want.Proxy {
 		f = append(f, k.checkHostProxy(ctx, link.Attrs())...)
 	}
@@ -118,6 +120,9 @@ func checkHostLink(l PodLink, want HostWant) []string {
 	if !l.Up {
 		f = append(f, fmt.Sprintf("host link %s is down", l.Name))
 	}
+	if l.NoARP {
+		f = append(f, fmt.Sprintf("host link %s has ARP off", l.Name))
+	}
 	if want.MTU != 0 && l.MTU != want.MTU {
 		f = append(f, fmt.Sprintf("host link %s has MTU %d instead of %d", l.Name, l.MTU, want.MTU))
 	}
@@ -170,9 +175,14 @@ func (k *Kernel) checkHostProxy(ctx context.Context, a *netlink.LinkAttrs) []str
 }
 
 // checkHostSysctls: any rp_filter that isn't 0 is as good on a link without an address, and how long the link waits with an answer for
-// the gateway is no fault.
+// the gateway is no fault. Nor is what stands behind IPv6 being off, while it is: pods of an earlier version don't have it.
 func (k *Kernel) checkHostSysctls(want HostWant) []string {
 	f := k.hostEndSysctlsWrong(want.Name, func(key string) bool {
+		switch key {
+		case conf6(want.Name, "accept_ra"), conf6(want.Name, "addr_gen_mode"):
+			off, err := readSysctl(ipv6Off(want.Name).key)
+			return err == nil && off == 0
+		}
 		return key != conf4(want.Name, "rp_filter") && key != proxyDelay(want.Name)
 	})
 	_ = k.space.do(func() error {
@@ -196,12 +206,13 @@ func (k *Kernel) checkHostSysctls(want HostWant) []string {
 // setting of it, and needs none.
 func (k *Kernel) hostEndSysctlsWrong(name string, counts func(key string) bool) []string {
 	var f []string
-	ipv6 := conf6(name, "disable_ipv6")
+	values := hostEndValues(name)
+	v4 := len(values)
 	_ = k.space.do(func() error {
-		for _, s := range append(hostEndValues(name), sysctlValue{ipv6, "1"}) {
+		for i, s := range append(values, hostEndIPv6(name)...) {
 			have, err := readSysctl(s.key)
 			switch {
-			case !counts(s.key), s.key == ipv6 && errors.Is(err, fs.ErrNotExist):
+			case !counts(s.key), i >= v4 && errors.Is(err, fs.ErrNotExist):
 			case err != nil:
 				f = append(f, err.Error())
 			case strconv.Itoa(have) != s.value:

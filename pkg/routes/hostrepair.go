@@ -12,7 +12,7 @@ import (
 )
 
 // RepairHostEnd puts back what others may have changed on a pod's host end: its MAC, which the pod has as a permanent
-// neighbour, its group and sysctls, that it stands alone and has no address, and that it is up.
+// neighbour, its group and sysctls, that it stands alone, has no address and asks the pod by ARP, and that it is up.
 func (k *Kernel) RepairHostEnd(ctx context.Context, link PodLink, mac [6]byte) error {
 	if link.MAC != mac {
 		k.note("MAC of %s set to %s (was %s)", link.Name, macString(mac), macString(link.MAC))
@@ -40,7 +40,16 @@ func (k *Kernel) RepairHostEnd(ctx context.Context, link PodLink, mac [6]byte) e
 			return fmt.Errorf("take %s from under its master: %w", link.Name, err)
 		}
 	}
-	if err := k.dropHostAddrs(ctx, link); err != nil {
+	if link.NoARP {
+		k.note("ARP of %s turned on", link.Name)
+		k.log.Warn("ARP of a host end turned on", "dev", link.Name)
+		err := k.rt.do(ctx, "arp-set", func(h *netlink.Handle) error { return h.LinkSetARPOn(byIndex(link.Index)) })
+		if err != nil {
+			return fmt.Errorf("turn on ARP of %s: %w", link.Name, err)
+		}
+		link.NoARP = false
+	}
+	if err := errors.Join(k.dropHostAddrs(ctx, link), k.dropFixedNeigh(ctx, link)); err != nil {
 		return err
 	}
 	if k.noted == nil {

@@ -134,7 +134,7 @@ func (p *testPod) podWant() PodWant {
 }
 
 func (p *testPod) hostWant() HostWant {
-	return HostWant{Name: p.pair.Name, Key: p.key, Addr: p.addr, MTU: testMTU, MAC: p.pair.HostMAC, NICs: []string{"eth0"}, Forward: []string{"eth0"}}
+	return HostWant{Name: p.pair.Name, Key: p.key, Addr: p.addr, MTU: testMTU, MAC: p.pair.HostMAC, PodMAC: p.pair.PodMAC, NICs: []string{"eth0"}, Forward: []string{"eth0"}}
 }
 
 func must(t *testing.T, err error) {

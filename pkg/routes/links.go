@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // PodLink is a link of our group: the host end of a pod's pair.
@@ -18,6 +19,7 @@ type PodLink struct {
 	Group     int // Group, unless somebody changed it: the alias is a mark too
 	Master    int // index of a link that it was put under, which takes its packets away; 0 is right
 	Up        bool
+	NoARP     bool   // the node sends the pod's packets to itself
 	AliasText string // as the kernel has it; empty for an attachment that was never finished
 	Alias     Alias  // the zero Alias when AliasText can't be read
 	Marked    bool   // Alias could be read
@@ -69,6 +71,7 @@ func podLink(a *netlink.LinkAttrs) PodLink {
 	alias, err := ParseAlias(a.Alias)
 	return PodLink{
 		Name: a.Name, Index: a.Index, MAC: hardware(a.HardwareAddr), MTU: a.MTU, Group: int(a.Group), Master: a.MasterIndex, Up: a.Flags&net.FlagUp != 0,
+		NoARP:     a.RawFlags&unix.IFF_NOARP != 0,
 		AliasText: a.Alias, Alias: alias, Marked: err == nil,
 	}
 }

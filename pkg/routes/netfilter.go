@@ -2,7 +2,6 @@ package routes
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -65,30 +64,33 @@ func (k *Kernel) HasPolicy(ctx context.Context, hash string) (bool, error) {
 
 // configRules asks for the chain that names the configuration. The kernel answers with the number of its rules too.
 func (k *Kernel) configRules(ctx context.Context, hash string) (rules uint32, found bool, err error) {
-	req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETCHAIN, 0, 0)
-	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(PolicyTable)))
-	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(configChain(hash))))
-	answer, err := k.nftAsk(ctx, "nft-getchain", req)
+	answer, err := k.nftAsk(ctx, "nft-getchain", policyChainRequest(configChain(hash)))
 	if err != nil || answer == nil {
 		return 0, false, err
 	}
-	attrs, err := nl.ParseRouteAttr(answer[nfgenmsgSize:])
+	attrs, err := nftAttrs(answer[nfgenmsgSize:])
 	if err != nil {
 		return 0, false, fmt.Errorf("look for table ip %s: %w", PolicyTable, err)
 	}
-	for _, a := range attrs {
-		if a.Attr.Type == unix.NFTA_CHAIN_USE && len(a.Value) >= 4 {
-			rules = binary.BigEndian.Uint32(a.Value)
-		}
-	}
-	return rules, true, nil
+	return nftNumber(attrs[unix.NFTA_CHAIN_USE]), true, nil
+}
+
+func policyChainRequest(chain string) *nl.NetlinkRequest {
+	req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETCHAIN, 0, 0)
+	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(PolicyTable)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
+	return req
+}
+
+func policyTableRequest() *nl.NetlinkRequest {
+	req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETTABLE, 0, 0)
+	req.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(PolicyTable)))
+	return req
 }
 
 // PolicyTableExists tells whether a policy table is there, of whatever configuration: then we ran in this boot.
 func (k *Kernel) PolicyTableExists(ctx context.Context) (bool, error) {
-	req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETTABLE, 0, 0)
-	req.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(PolicyTable)))
-	answer, err := k.nftAsk(ctx, "nft-gettable", req)
+	answer, err := k.nftAsk(ctx, "nft-gettable", policyTableRequest())
 	return answer != nil, err
 }
 

@@ -85,7 +85,7 @@ func gatewayProxy(index int) *netlink.Neigh {
 }
 
 func hostEndSysctls(ctx context.Context, name string) error {
-	if err := ipv6Off(ctx, name); err != nil {
+	if err := writeIPv6(ctx, hostEndIPv6(name)...); err != nil {
 		return err
 	}
 	for _, s := range hostEndValues(name) {
@@ -97,6 +97,12 @@ func hostEndSysctls(ctx context.Context, name string) error {
 }
 
 type sysctlValue struct{ key, value string }
+
+// hostEndIPv6: others turn IPv6 on at every link at once (net.ipv6.conf.all.disable_ipv6=0). Then too the link has no link-local address
+// and takes no router advertisement, by which a pod would become the node's default route.
+func hostEndIPv6(name string) []sysctlValue {
+	return []sysctlValue{ipv6Off(name), {conf6(name, "accept_ra"), "0"}, {conf6(name, "addr_gen_mode"), "1"}}
+}
 
 func hostEndValues(name string) []sysctlValue {
 	return []sysctlValue{

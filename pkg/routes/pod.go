@@ -137,7 +137,7 @@ func (p *Pod) AwaitRunning(ctx context.Context, ifname string) error {
 // podSysctls runs in the pod's namespace. A new namespace copies arp_ignore from the machine, and the larger of the values
 // for all and for the link counts: from 2 on the pod answers no one, since no asker shares a subnet with a /32.
 func podSysctls(ctx context.Context, ifname string) error {
-	if err := ipv6Off(ctx, ifname); err != nil {
+	if err := writeIPv6(ctx, ipv6Off(ifname)); err != nil {
 		return err
 	}
 	for _, link := range []string{allLinks, ifname} {

@@ -116,7 +116,10 @@ func TestNetnsConfigure_state(t *testing.T) {
 			t.Errorf("pod %s = %s, want %s", key, got, want)
 		}
 	}
-	for key, want := range map[string]string{"ipv4/conf/%/forwarding": "1", "ipv4/conf/%/rp_filter": "1", "ipv6/conf/%/disable_ipv6": "1"} {
+	for key, want := range map[string]string{
+		"ipv4/conf/%/forwarding": "1", "ipv4/conf/%/rp_filter": "1", "ipv6/conf/%/disable_ipv6": "1",
+		"ipv6/conf/%/accept_ra": "0", "ipv6/conf/%/addr_gen_mode": "1",
+	} {
 		key = strings.Replace(key, "%", p.Name, 1)
 		if got := read(t, l.node, key); got != want {
 			t.Errorf("node %s = %s, want %s", key, got, want)
@@ -211,6 +214,17 @@ func TestNetnsCheckHost(t *testing.T) {
 		{"ip_forward", "sysctl -qw net.ipv4.ip_forward=0", []string{"ip_forward is 0", "eth0/forwarding", "veth00000000001/forwarding"}},
 		{"forwarding on the NIC", "sysctl -qw net.ipv4.conf.eth0.forwarding=0", []string{"net/ipv4/conf/eth0/forwarding is 0"}},
 		{"rp_filter", "sysctl -qw net.ipv4.conf.veth00000000001.rp_filter=0", []string{"rp_filter is 0"}},
+		{"ARP", "ip link set veth00000000001 arp off", []string{"has ARP off"}},
+		{
+			"neighbour", "ip neigh replace 10.20.0.10 lladdr 02:00:00:00:00:99 dev veth00000000001 nud permanent",
+			[]string{"permanent neighbour 10.20.0.10 with MAC 02:00:00:00:00:99 instead of 02:00:00:00:02:01"},
+		},
+		{"neighbour that is right", "ip neigh replace 10.20.0.10 lladdr 02:00:00:00:02:01 dev veth00000000001 nud permanent", nil},
+		{"IPv6 off, as earlier versions made it", "sysctl -qw net.ipv6.conf.veth00000000001.accept_ra=1 net.ipv6.conf.veth00000000001.addr_gen_mode=0", nil},
+		{
+			"IPv6", "sysctl -qw net.ipv6.conf.veth00000000001.disable_ipv6=0 net.ipv6.conf.veth00000000001.accept_ra=2",
+			[]string{"disable_ipv6 is 0 instead of 1", "accept_ra is 2 instead of 0"},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -240,7 +254,13 @@ func TestNetnsCheckHost_written(t *testing.T) {
 		{"all stands", "ip rule", nil},
 		{"chain emptied", "nft flush chain ip native_vmss prerouting", []string{
 			`chain prerouting lacks a rule "spoofed source"`, `chain prerouting lacks a rule "loopback of the node"`,
+			`chain prerouting lacks a rule "no source"`,
 		}},
+		{"dormant", "nft add table ip native_vmss { flags dormant ; }", []string{"table ip native_vmss is dormant"}},
+		{"policy of a chain", "nft chain ip native_vmss forward { policy drop ; }", []string{"policy of chain forward is drop"}},
+		{"set emptied", "nft flush set ip native_vmss nics", []string{"set nics has not the elements"}},
+		{"element gone", "nft delete element ip native_vmss native { 10.0.0.0/8 }", []string{"set native has not the elements"}},
+		{"element too many", "nft add element ip native_vmss native { 203.0.113.0/24 }", []string{"set native has not the elements"}},
 		{"rules of the same words are counted", "nft flush chain ip native_vmss forward", []string{
 			`"a node is no router"`, `"a node is no router"`, `"wireserver"`, `"metadata service"`,
 		}},

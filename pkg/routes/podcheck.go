@@ -59,17 +59,30 @@ func checkPodLink(a *netlink.LinkAttrs, want PodWant) []string {
 }
 
 func (p *Pod) checkAddr(ctx context.Context, a *netlink.LinkAttrs, want PodWant) []string {
-	addrs, err := dump(ctx, p.rt, "pod-addr-list", func(h *netlink.Handle) ([]netlink.Addr, error) {
-		return h.AddrList(byIndex(a.Index), netlink.FAMILY_V4)
-	})
+	has, err := p.linkHasAddr(ctx, a.Index, want.Addr)
 	if err != nil {
 		return []string{fmt.Sprintf("list addresses of %s in the pod: %v", a.Name, err)}
 	}
-	has := func(x netlink.Addr) bool { return netPrefix(x.IPNet) == hostPrefix(want.Addr) }
-	if want.Addr.IsValid() && !slices.ContainsFunc(addrs, has) {
+	if want.Addr.IsValid() && !has {
 		return []string{fmt.Sprintf("address %s is missing on %s in the pod", hostPrefix(want.Addr), a.Name)}
 	}
 	return nil
+}
+
+func (p *Pod) linkHasAddr(ctx context.Context, index int, addr netip.Addr) (bool, error) {
+	addrs, err := dump(ctx, p.rt, "pod-addr-list", func(h *netlink.Handle) ([]netlink.Addr, error) {
+		return h.AddrList(byIndex(index), netlink.FAMILY_V4)
+	})
+	return slices.ContainsFunc(addrs, func(x netlink.Addr) bool { return netPrefix(x.IPNet) == hostPrefix(addr) }), err
+}
+
+// HasAddr tells whether the other end of a host link is this pod's interface and has the address.
+func (p *Pod) HasAddr(ctx context.Context, ifname string, hostIndex int, addr netip.Addr) (bool, error) {
+	link, found, err := p.rt.linkByName(ctx, ifname)
+	if err != nil || !found || link.Attrs().ParentIndex != hostIndex {
+		return false, err
+	}
+	return p.linkHasAddr(ctx, link.Attrs().Index, addr)
 }
 
 // checkRoutes takes routes of any table: a chained sbr moves them to one of its own.

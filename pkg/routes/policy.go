@@ -75,7 +75,7 @@ func (k *Kernel) applyPolicy(ctx context.Context, p Policy) error {
 	table := conn.AddTable(policyTable())
 	conn.DelTable(table)
 	conn.AddTable(table)
-	b := &builder{conn: conn, table: table}
+	b := newBuilder(conn, table)
 	if err := b.policy(p); err != nil {
 		return err
 	}

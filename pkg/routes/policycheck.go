@@ -17,9 +17,9 @@ const nfgenmsgSize = 4
 // policyRule names a rule of the policy table: its chain and its comment.
 type policyRule struct{ chain, comment string }
 
-// PolicyMissing says in words what of the policy table isn't there; nil when all of it stands. It compares chains and the comments
-// of their rules, not what the rules do: a table that others flush or delete rules from is seen, one that they rewrite under the
-// same words is not.
+// PolicyMissing says in words what of the policy table isn't there or isn't in force; nil when all of it stands. It compares chains, the
+// elements of sets and the comments of rules, not what the rules do: a table that others flush, put to sleep or delete rules from is
+// seen, one that they rewrite under the same words is not. It asks for more than an ADD can pay, so it is for CHECK.
 func (k *Kernel) PolicyMissing(ctx context.Context, p Policy) ([]string, error) {
 	_, found, err := k.configRules(ctx, p.Hash)
 	if err != nil {
@@ -28,12 +28,28 @@ func (k *Kernel) PolicyMissing(ctx context.Context, p Policy) ([]string, error) 
 	if !found {
 		return []string{fmt.Sprintf("table ip %s is missing or of another configuration", PolicyTable)}, nil
 	}
+	b := newBuilder(nil, policyTable())
+	_ = b.policy(p) // no batch, no error: no messages either, which would cost more than the kernel's answers
+	var missing []string
+	for _, compare := range []func(context.Context, *builder) ([]string, error){
+		k.policyAsleep, k.policyRulesMissing, k.policyChainsChanged, k.policySetsChanged,
+	} {
+		found, err := compare(ctx, b)
+		if err != nil {
+			return nil, err
+		}
+		missing = append(missing, found...)
+	}
+	return missing, nil
+}
+
+func (k *Kernel) policyRulesMissing(ctx context.Context, want *builder) ([]string, error) {
 	have, err := k.policyRules(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var missing []string
-	for _, w := range policyRules(p) {
+	for _, w := range want.written {
 		if have[w]--; have[w] < 0 {
 			missing = append(missing, fmt.Sprintf("table ip %s: chain %s lacks a rule %q", PolicyTable, w.chain, w.comment))
 		}
@@ -41,27 +57,26 @@ func (k *Kernel) PolicyMissing(ctx context.Context, p Policy) ([]string, error) 
 	return missing, nil
 }
 
-// policyRules lists the rules that ApplyPolicy would write. It makes no messages, which would cost more than the kernel's answer.
-func policyRules(p Policy) []policyRule {
-	b := &builder{table: policyTable()}
-	_ = b.policy(p) // no batch, no error
-	return b.written
-}
-
-// policyRules counts the rules that the kernel has. Each other change of any table interrupts a dump; this one fits into one answer,
-// so that seldom happens.
-func (k *Kernel) policyRules(ctx context.Context) (map[policyRule]int, error) {
-	var answers [][]byte
-	var err error
+// nftDump asks for a list of what the policy table has, table and object named by attributes. Each other change of any table interrupts
+// a dump; these fit into one answer, so that seldom happens.
+func (k *Kernel) nftDump(ctx context.Context, op string, message int, attrs ...*nl.RtAttr) (answers [][]byte, err error) {
 	for try := range dumpTries {
-		req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, 0)
-		req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(PolicyTable)))
-		answers, err = k.netfilter(ctx, "nft-getrule", req)
+		req := netfilterRequest(unix.NFNL_SUBSYS_NFTABLES, message, unix.NLM_F_DUMP, 0)
+		for _, a := range attrs {
+			req.AddData(a)
+		}
+		answers, err = k.netfilter(ctx, op, req)
 		if !errors.Is(err, nl.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
 			break
 		}
 		time.Sleep(min(dumpPause<<try, dumpPauseMost))
 	}
+	return answers, err
+}
+
+// policyRules counts the rules that the kernel has.
+func (k *Kernel) policyRules(ctx context.Context) (map[policyRule]int, error) {
+	answers, err := k.nftDump(ctx, "nft-getrule", unix.NFT_MSG_GETRULE, nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(PolicyTable)))
 	if err != nil {
 		return nil, fmt.Errorf("list rules of table ip %s: %w", PolicyTable, err)
 	}

@@ -37,8 +37,14 @@ type builder struct {
 	conn  *nftables.Conn
 	table *nftables.Table
 	err   error // the first one
-	// written are the rules so far.
-	written []policyRule
+	// What was written so far: rules, chains with a hook, and the elements of sets that have a name.
+	written  []policyRule
+	hooked   []string
+	elements map[string][]nftables.SetElement
+}
+
+func newBuilder(conn *nftables.Conn, table *nftables.Table) *builder {
+	return &builder{conn: conn, table: table, elements: map[string][]nftables.SetElement{}}
 }
 
 // policy adds all of the table.
@@ -63,11 +69,14 @@ func (b *builder) config(hash string) {
 
 // prerouting drops, before conntrack sees it, what a pod sends from an address that isn't routed to its link. It stands beside
 // the link's rp_filter, which others may change. And what a pod sends to the node's loopback: with route_localnet, which kube-proxy
-// sets, the kernel would hand it to services that listen on 127.0.0.1 because nobody else should reach them.
+// sets, the kernel would hand it to services that listen on 127.0.0.1 because nobody else should reach them. And what has no source yet,
+// as a DHCP client's broadcast: neither the look-up nor rp_filter judges it on its way to 255.255.255.255 or 224.0.0.0/24. That rule looks
+// at the source first, so that other packets leave it after one comparison.
 func (b *builder) prerouting() {
 	c := b.chain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	b.rule(c, "spoofed source", fromPod(), unrouted(), drop())
 	b.rule(c, "loopback of the node", fromPod(), toLoopback(), drop())
+	b.rule(c, "no source", noSource(), fromPod(), drop())
 }
 
 // forward comes after DNAT, so a Service whose endpoint is a platform address opens no way around it.
@@ -127,6 +136,7 @@ func (b *builder) postrouting(p Policy, nics, native *nftables.Set) {
 func (b *builder) chain(
 	name string, kind nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority,
 ) *nftables.Chain {
+	b.hooked = append(b.hooked, name)
 	accept := nftables.ChainPolicyAccept
 	return b.add(&nftables.Chain{Name: name, Table: b.table, Type: kind, Hooknum: hook, Priority: prio, Policy: &accept})
 }
@@ -157,6 +167,7 @@ func (b *builder) set(name string, key nftables.SetDatatype, interval bool, elem
 	if key == nftables.TypeIFName {
 		s.KeyByteOrder = binaryutil.NativeEndian // how nft shows the elements; to the kernel they are bytes
 	}
+	b.elements[name] = elements
 	b.addSet(s, elements)
 	return s
 }
@@ -239,6 +250,8 @@ func toLoopback() []expr.Any {
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: daddrOffset, Len: 1}, equal([]byte{127}),
 	}
 }
+
+func noSource() []expr.Any { return append(saddr(), equal(netip.IPv4Unspecified().AsSlice())) }
 
 func saddr() []expr.Any {
 	return []expr.Any{&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: saddrOffset, Len: addrSize}}

@@ -50,6 +50,11 @@ func (k *Kernel) policyText() string {
 	if len(lines) == 0 {
 		return ""
 	}
+	table, err := conn.ListTableOfFamily(PolicyTable, policyTable().Family)
+	if err != nil {
+		return unreadable(err)
+	}
+	add("table", table.Flags) // a dormant one has all its rules
 	sets, err := conn.GetSets(policyTable())
 	if err != nil {
 		return unreadable(err)

@@ -58,9 +58,9 @@ func (k *Kernel) verifyGone(ctx context.Context, name string, key Hash, addr net
 	return k.RemoveRoute(ctx, key, addr)
 }
 
-// RemoveRoute removes a route of ours to the address that leads nowhere, as it stays when a link went without Remove. A route
-// that another attachment has is left alone; one of key's own link is ErrNotGone, and so is one to a link of our group that nobody
-// can tell the owner of. A zero addr means that there is none.
+// RemoveRoute removes a route of ours to the address that key holds: one that leads nowhere, as it stays when a link went without
+// Remove, or to a link that others took all marks off. A route that another attachment has is left alone; one of key's own link is
+// ErrNotGone, and so is one to a link whose mark can't be read. A zero addr means that there is none.
 func (k *Kernel) RemoveRoute(ctx context.Context, key Hash, addr netip.Addr) error {
 	if !addr.IsValid() {
 		return nil
@@ -69,11 +69,12 @@ func (k *Kernel) RemoveRoute(ctx context.Context, key Hash, addr netip.Addr) err
 	if err != nil {
 		return err
 	}
+	ours := use.route.Protocol == Protocol
 	switch {
-	case use.Kind == Stale && use.route.Protocol == Protocol:
-		return k.delRoute(ctx, exactly(use.route))
-	case use.Kind == Ours && use.Alias.Key == key, use.Kind == Foreign && use.route.Protocol == Protocol:
+	case use.Kind == Ours && use.Alias.Key == key, ours && use.unread:
 		return fmt.Errorf("remove route %s: %w: dev %s", hostPrefix(addr), ErrNotGone, use.Link)
+	case ours && (use.Kind == Stale || use.Kind == Foreign):
+		return k.delRoute(ctx, exactly(use.route))
 	}
 	return nil
 }

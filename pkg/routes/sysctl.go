@@ -49,13 +49,21 @@ func readSysctl(key string) (int, error) {
 	return n, nil
 }
 
-// ipv6Off turns IPv6 off on a link. A kernel without IPv6 has no such file, which is as good.
-func ipv6Off(ctx context.Context, link string) error {
-	err := writeSysctl(ctx, conf6(link, "disable_ipv6"), "1")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+// ipv6Off turns IPv6 off on a link.
+func ipv6Off(link string) sysctlValue { return sysctlValue{conf6(link, "disable_ipv6"), "1"} }
+
+// writeIPv6 sets a link's IPv6 values. A kernel without IPv6 has no such files, which is as good.
+func writeIPv6(ctx context.Context, values ...sysctlValue) error {
+	for _, s := range values {
+		err := writeSysctl(ctx, s.key, s.value)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // ensureSysctl writes only what differs: a write of ip_forward resets the forwarding of every link, even with the same value.

@@ -23,9 +23,10 @@ const (
 	Ours
 	// HostLink: the address is one of the node's own.
 	HostLink
-	// Foreign: somebody else's route leads to a live link that is not one of the node's NICs: another CNI's pod.
+	// Foreign: a route leads to a live link that is not one of the node's NICs and doesn't say that it is ours for the address: another
+	// CNI's pod, or one of ours whose marks others erased.
 	Foreign
-	// Stale: the route leads nowhere for a pod. It goes to a NIC, to a link that is down or was never finished, or to none.
+	// Stale: the route leads nowhere for a pod. It goes to a NIC, to a link that is down, or to none.
 	Stale
 )
 
@@ -42,7 +43,8 @@ type Use struct {
 	Alias Alias  // for Ours
 	Why   string // for people, not for Nobody
 
-	route netlink.Route // for Stale: what DropStale deletes
+	route  netlink.Route // for Stale: what DropStale deletes
+	unread bool          // for Foreign: a link of our group whose alias nobody here can read
 }
 
 func (u Use) String() string {
@@ -147,8 +149,6 @@ func (k *Kernel) classify(ctx context.Context, addr netip.Addr, route netlink.Ro
 		use.Kind, use.Why = HostLink, "address of the node"
 	case a.Group == Group:
 		use.judgeOurs(a.Alias, addr)
-	case route.Protocol == Protocol:
-		use.Kind, use.Why = Stale, "route of ours to a link that is no pod's"
 	case slices.Contains(nics, a.Name) || isPhysical(link):
 		use.Kind, use.Why = Stale, "route to a NIC"
 	case a.Flags&net.FlagLoopback != 0:
@@ -181,14 +181,14 @@ func routeWithoutLink(use Use, route netlink.Route) Use {
 }
 
 // judgeOurs judges a route to a link of our group by the link's alias. A text that can't be read may be a later version's
-// alias: the link is somebody's, and stays.
+// alias: the link is somebody's, and stays. So does one without a text: a pod lives behind it.
 func (u *Use) judgeOurs(text string, addr netip.Addr) {
 	alias, err := ParseAlias(text)
 	switch {
-	case text == "":
-		u.Kind, u.Why = Stale, "attachment that was never finished"
+	case text == "": // an ADD writes it before the link is up, so before there can be a route: somebody erased it
+		u.Kind, u.Why = Foreign, "link of our group that lost its alias"
 	case err != nil:
-		u.Kind, u.Why = Foreign, "link of our group with an alias that can't be read"
+		u.Kind, u.Why, u.unread = Foreign, "link of our group with an alias that can't be read", true
 	case alias.Addr != addr:
 		u.Kind, u.Why = Stale, "link holds "+alias.Addr.String()
 	case !u.Up:

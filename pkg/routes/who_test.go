@@ -37,7 +37,9 @@ func TestNetnsWho(t *testing.T) {
 		{"foreign, main looked up by no rule", foreign + " ; ip rule del prio 32766", Foreign, "cali1"},
 		{"free, other table first", "ip rule add prio 5 lookup 7 ; ip route add 10.0.0.0/8 dev eth0 table 7", Nobody, ""},
 		{"foreign, several links", "ip route add 10.20.0.10/32 nexthop dev cali0 nexthop dev eth0", Foreign, "several"},
-		{"unfinished", "ip link set cali0 group 28278 ; ip route add 10.20.0.10/32 dev cali0", Stale, "never finished"},
+		{"ours, alias erased", "ip link set cali0 group 28278 ; ip route add 10.20.0.10/32 dev cali0 proto 217", Foreign, "lost its alias"},
+		{"ours, all marks erased", "ip route add 10.20.0.10/32 dev cali0 proto 217", Foreign, "cali0"},
+		{"ours, to the NIC", "ip route add 10.20.0.10/32 dev eth0 proto 217", Stale, "eth0"},
 		{"later version", "ip link set cali0 group 28278 alias nvm2 ; ip route add 10.20.0.10/32 dev cali0", Foreign, "can't be read"},
 	}
 	for _, tt := range tests {

@@ -97,12 +97,8 @@ func (d *delegate) Release(ctx context.Context, _ node.Key, teardown node.Teardo
 	return d.run(ctx, "DEL")
 }
 
-// Check runs CHECK where there is a prevResult to check; ADD's own last step has none, and the answer is in its hands.
-func (d *delegate) Check(ctx context.Context, _ node.Attachment, addr netip.Addr) error {
-	if d.result != nil {
-		return nil
-	}
-	_ = addr // the other plugin compares it with prevResult itself
+// Check runs CHECK: the other plugin compares the address with prevResult itself.
+func (d *delegate) Check(ctx context.Context, _ node.Attachment, _ netip.Addr) error {
 	return d.run(ctx, "CHECK")
 }
 

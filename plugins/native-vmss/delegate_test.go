@@ -53,9 +53,6 @@ func TestDelegate_Acquire(t *testing.T) {
 	if err != nil || g.Addr.String() != "10.1.0.7" || g.Generation != node.NoLease || g.Existing {
 		t.Errorf("Acquire = %+v, %v", g, err)
 	}
-	if err = d.Check(t.Context(), node.Attachment{}, g.Addr); err != nil { // ADD's own last step
-		t.Errorf("Check = %v", err)
-	}
 	if got := calls(); got != "ADD" {
 		t.Errorf("calls %q", got)
 	}

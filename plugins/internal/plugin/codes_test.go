@@ -31,6 +31,7 @@ func TestCoded(t *testing.T) {
 		{node.ErrUnknownKey, 2},
 		{node.ErrNetns, 4},
 		{fmt.Errorf("%w: %w", node.ErrNetns, routes.ErrOwnNetns), 4},
+		{node.ErrNamespace, 4},
 		{node.ErrInterfaceExists, 4},
 		{errArgs, 4},
 		{boltfile.ErrUnusable, 5},

@@ -27,8 +27,8 @@ const (
 
 // readInput checks what comes before a verb: environment, stdin, version. skel does too, but stops at the first invalid
 // variable, takes a version that can't be parsed for undecodable, and doesn't say which version it read, which an error
-// document needs. spec is that version, or the newest where it isn't one of ours.
-func readInput() (spec string, bad *types.Error) {
+// document needs. spec is that version, or the newest where it isn't one of ours. Who leaves stdin open is waited for until end.
+func readInput(end time.Time) (spec string, bad *types.Error) {
 	type input struct {
 		data []byte
 		err  error
@@ -47,7 +47,12 @@ func readInput() (spec string, bad *types.Error) {
 		}
 		return spec, bad
 	}
-	in := <-read
+	var in input
+	select {
+	case in = <-read:
+	case <-time.After(time.Until(end)):
+		return newestSpec, types.NewError(types.ErrTryAgainLater, "read stdin: the caller did not close it in time", "")
+	}
 	if in.err != nil {
 		return newestSpec, types.NewError(types.ErrIOFailure, fmt.Sprintf("read stdin: %v", in.err), "")
 	}

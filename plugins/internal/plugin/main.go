@@ -33,6 +33,13 @@ type Verbs struct {
 	AddTimeout, DelTimeout, CheckTimeout, GCTimeout, StatusTimeout time.Duration
 }
 
+// timeout is that of a command; checkEnv knows the others.
+func (v Verbs) timeout(command string) time.Duration {
+	return map[string]time.Duration{
+		"ADD": v.AddTimeout, "DEL": v.DelTimeout, "CHECK": v.CheckTimeout, "GC": v.GCTimeout, "STATUS": v.StatusTimeout,
+	}[command]
+}
+
 // Main runs the plugin and returns the exit code. On failure stdout holds one error document, since libcni drops a failing
 // plugin's stderr: its text has to stand alone.
 func Main(name string, v Verbs) int {
@@ -40,11 +47,13 @@ func Main(name string, v Verbs) int {
 	// and ADD undoes itself.
 	signal.Ignore(syscall.SIGPIPE)
 	spec, err := newestSpec, (*types.Error)(nil)
-	if command := os.Getenv(commandEnv); command != "" && command != "VERSION" {
-		spec, err = readInput()
+	command := os.Getenv(commandEnv)
+	end := time.Now().Add(v.timeout(command))
+	if command != "" && command != "VERSION" {
+		spec, err = readInput(end)
 	}
 	if err == nil {
-		err = dispatch(name, v)
+		err = dispatch(name, v, end)
 	}
 	if err == nil {
 		return 0
@@ -53,20 +62,20 @@ func Main(name string, v Verbs) int {
 	return 1
 }
 
-func dispatch(name string, v Verbs) *types.Error {
+// dispatch does the command, which ends at a time that includes what stdin took.
+func dispatch(name string, v Verbs, end time.Time) *types.Error {
 	// skel looks whether CNI_NETNS is our own namespace after it ran ADD or DEL, which makes a second document and leaves
 	// what ADD made. ADD looks first, and DEL never enters a namespace, so skel's look is switched off.
 	override := os.Getenv(overrideEnv)
 	_ = os.Setenv(overrideEnv, "1")
-	run := func(verb Verb, timeout time.Duration) func(*skel.CmdArgs) error {
+	run := func(verb Verb) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
 			_ = os.Setenv(overrideEnv, override) // children get the caller's environment
-			return guarded(verb, timeout, args)
+			return guarded(verb, time.Until(end), args)
 		}
 	}
 	return skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add: run(v.Add, v.AddTimeout), Del: run(v.Del, v.DelTimeout), Check: run(v.Check, v.CheckTimeout),
-		GC: run(v.GC, v.GCTimeout), Status: run(v.Status, v.StatusTimeout),
+		Add: run(v.Add), Del: run(v.Del), Check: run(v.Check), GC: run(v.GC), Status: run(v.Status),
 	}, Supported(), fmt.Sprintf("CNI plugin %s %s", name, build.String))
 }
 
