@@ -209,3 +209,20 @@ func TestNetnsNodeWide_a_differing_second_network(t *testing.T) {
 		s.clean("after a refused ADD")
 	})
 }
+
+// A pod whose address another IPAM plugin gave has no lease, and lives by the node-wide values all the same.
+func TestNetnsNodeWide_a_pod_of_another_IPAM(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, poolOf(5))
+	first := s.pathKeyed("first", map[string]any{"ipam": map[string]any{
+		"type": "host-local", "dataDir": hostLocalDir, "subnet": "10.20.0.0/24", "rangeStart": "10.20.0.11", "rangeEnd": "10.20.0.11",
+	}})
+	first.path += ":" + filepath.Dir(peer(t, "host-local"))
+	p := s.Pod(t, "p")
+	a := first.add("p", p).ok()
+	second, q := s.pathKeyed("second", map[string]any{"masquerade": false}), s.Pod(t, "q")
+	second.add("q", q).fails(7, "masquerade", `"first"`, "(1)")
+	s.reaches(p, a.IP)
+	first.del("p", p).ok()
+	second.add("q", q).ok()
+}

@@ -239,6 +239,15 @@ func (n *Node) othersPods(ctx context.Context) (pods int, whose string, err erro
 			whose = l.Owner.NetworkName
 		}
 	}
+	links, err := n.kernel.Links(ctx)
+	if err != nil {
+		return 0, "", err
+	}
+	for _, l := range links { // pods whose addresses another IPAM plugin gave have no lease
+		if l.Marked && l.Alias.Generation == NoLease && l.Alias.Network != networkHash(n.conf.Name) {
+			pods++
+		}
+	}
 	return pods, whose, nil
 }
 

@@ -194,10 +194,11 @@ func (n *Node) lostMark(ctx context.Context, link routes.PodLink, lease allocato
 	return has || err != nil
 }
 
-// leadsNowhere wants no live link behind the route to a lease's address: others may have renamed the pod's link and taken its marks off.
+// leadsNowhere wants no live link behind a route of ours to a lease's address: others may have renamed the pod's link and taken its marks
+// off. One that says that it is another attachment's took the address over.
 func (n *Node) leadsNowhere(ctx context.Context, lease allocator.Lease) error {
 	use, err := n.who(ctx, lease.Addr)
-	if err == nil && (use.Kind == routes.Foreign || use.Kind == routes.Ours) {
+	if err == nil && (use.Kind == routes.Foreign && use.OwnRoute() || use.Kind == routes.Ours && use.Alias.Key == lease.Owner.Key) {
 		err = fmt.Errorf("%w: %s of %s: %s", ErrUnknownLink, lease.Addr, lease.Owner.Pod, use)
 	}
 	return err

@@ -69,11 +69,10 @@ func (k *Kernel) RemoveRoute(ctx context.Context, key Hash, addr netip.Addr) err
 	if err != nil {
 		return err
 	}
-	ours := use.route.Protocol == Protocol
 	switch {
-	case use.Kind == Ours && use.Alias.Key == key, ours && use.unread:
+	case use.Kind == Ours && use.Alias.Key == key, use.OwnRoute() && use.unread:
 		return fmt.Errorf("remove route %s: %w: dev %s", hostPrefix(addr), ErrNotGone, use.Link)
-	case ours && (use.Kind == Stale || use.Kind == Foreign):
+	case use.OwnRoute() && (use.Kind == Stale || use.Kind == Foreign):
 		return k.delRoute(ctx, exactly(use.route))
 	}
 	return nil

@@ -47,6 +47,9 @@ type Use struct {
 	unread bool          // for Foreign: a link of our group whose alias nobody here can read
 }
 
+// OwnRoute reports whether we made the route.
+func (u Use) OwnRoute() bool { return u.route.Protocol == Protocol }
+
 func (u Use) String() string {
 	if u.Link == "" {
 		return fmt.Sprintf("%s (%s)", u.Kind, u.Why)
