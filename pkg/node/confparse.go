@@ -1,7 +1,9 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"regexp"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/metadata"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -126,9 +129,51 @@ func (o *object) nodeWide(w *Wide) {
 		sub.finish()
 	}
 	if sub := o.sub("accounting", false); sub != nil {
-		sub.text("backend", &w.Accounting, func(s string) bool { return s == "none" }, `"none": this version counts nothing`)
+		sub.text("backend", &w.Accounting, func(s string) bool {
+			return slices.Contains([]string{accounting.NFTables, accounting.IPTables, accounting.None}, s)
+		}, `"nftables", "iptables" or "none"`)
+		sub.classes("classes", &w.Classes)
 		sub.finish()
 	}
+}
+
+const maxClasses = 16 // a packet asks each of them in turn
+
+// classForm keeps a class's name harmless in rules, in comments and on the page.
+var classForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$`)
+
+// classes reads a list of {name, cidrs}; the first that holds a peer counts.
+func (o *object) classes(key string, dst *[]accounting.Class) {
+	raw, ok := o.take(key)
+	if !ok {
+		return
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || len(list) > maxClasses {
+		o.wrong(key, fmt.Sprintf("a list of at most %d classes {name, cidrs}", maxClasses))
+		return
+	}
+	var out []accounting.Class
+	for i, item := range list {
+		one := &object{path: fmt.Sprintf("%s%s[%d].", o.path, key, i), how: o.how, errs: o.errs}
+		if json.Unmarshal(item, &one.fields) != nil || one.fields == nil {
+			o.wrong(key, fmt.Sprintf("a list of classes {name, cidrs}: [%d] is no object", i))
+			return
+		}
+		var c accounting.Class
+		one.text("name", &c.Name, func(s string) bool {
+			used := slices.ContainsFunc(out, func(c accounting.Class) bool { return c.Name == s })
+			return classForm.MatchString(s) && !used && s != accounting.Cluster && s != accounting.Internet
+		}, fmt.Sprintf("1 to 24 lower-case letters, digits and hyphens, another than %q, %q and those before it", accounting.Cluster, accounting.Internet))
+		one.prefixes("cidrs", &c.Prefixes)
+		one.finish()
+		if c.Name == "" || len(c.Prefixes) == 0 {
+			o.wrong(key, fmt.Sprintf("a list of classes {name, cidrs}: [%d] has not both", i))
+			return
+		}
+		out = append(out, c)
+	}
+	*dst = out
 }
 
 func (o *object) log(l *Log) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -25,6 +26,7 @@ var nodeWideChanges = []struct {
 	{"metadataAccess.wireserver", func(w *Wide) { w.Wireserver = true }},
 	{"metadataAccess.imds", func(w *Wide) { w.IMDS = true }},
 	{"accounting.backend", func(w *Wide) { w.Accounting = "iptables" }},
+	{"accounting.classes", func(w *Wide) { w.Classes = []accounting.Class{{Name: "hub", Prefixes: prefixes("10.1.0.0/16")}} }},
 }
 
 func TestNodeWide_differs(t *testing.T) {
@@ -177,7 +179,7 @@ func TestNode_wanted_releasing(t *testing.T) {
 	if _, err := n.wanted(t.Context(), have); !errors.Is(err, ErrConfig) {
 		t.Errorf("releasing: wanted = %v", err)
 	}
-	if err := n.store.Cool(t.Context(), lease); err != nil {
+	if err := n.store.Cool(t.Context(), lease, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.wanted(t.Context(), have); err != nil {

@@ -81,7 +81,7 @@ func (n *Node) repair(ctx context.Context) (pods int, err error) {
 			errs = append(errs, n.unknown(ctx, link))
 		}
 	}
-	return len(links), errors.Join(errs...)
+	return len(links), errors.Join(append(errs, n.endGone(ctx, leases, links))...)
 }
 
 // repairNode writes the node-wide state again, whatever the record says of it: rules inside a chain that stands may be gone.
