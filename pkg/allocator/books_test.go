@@ -264,6 +264,38 @@ func TestStore_Fold_off(t *testing.T) {
 	}
 }
 
+// Where counting ends for all, nothing that was counted goes, and counters that begin anew are no reset.
+func TestStore_StopMeters(t *testing.T) {
+	f := newFixture(t)
+	f.sync(pool(3))
+	a, b := f.meteredLease(1, "train"), f.meteredLease(2, "infer")
+	_, err := f.Fold(t.Context(), Fold{Node: live(70, 7), Live: map[netip.Addr]Use{
+		a.Addr: {a.Generation, live(100, 10)}, b.Addr: {b.Generation, live(200, 20)},
+	}})
+	f.must(err)
+	f.must(f.StopMeters(t.Context()))
+	f.clock.add(3 * time.Second)
+	f.must(f.StopMeters(t.Context())) // since the first time
+	f.clock.add(time.Second)
+	_, err = f.Fold(t.Context(), Fold{Node: live(5, 1), Live: map[netip.Addr]Use{
+		a.Addr: {a.Generation, live(0, 0)}, b.Addr: {b.Generation, live(3, 0)},
+	}})
+	f.must(err)
+	f.fold(a.Addr, a.Generation, live(1, 1))
+	f.wantBytes("train", 101, 11)
+	f.wantBytes("infer", 200, 20)
+	books := f.books()
+	if want := map[string]time.Duration{"train": 4 * time.Second, "infer": 4 * time.Second}; !cmp.Equal(books.Unknown, want) {
+		t.Errorf("unknown %v, want %v", books.Unknown, want)
+	}
+	if len(books.Resets) != 0 {
+		t.Errorf("resets %v", books.Resets)
+	}
+	if rx := books.Node[0].Used.Bytes; rx != 75 {
+		t.Errorf("the node got %d bytes, want 75", rx)
+	}
+}
+
 func TestStore_Fold_node(t *testing.T) {
 	f := newFixture(t)
 	f.sync(pool(1))

@@ -102,6 +102,34 @@ func (s *Store) SetMeter(ctx context.Context, addr netip.Addr, use uint64, live 
 	})
 }
 
+// StopMeters notes that nobody counts from now on: each use is off, and the node's counters, which are gone, begin at zero.
+func (s *Store) StopMeters(ctx context.Context) error {
+	return s.update(ctx, "stop meters", func(t *txn) error {
+		var counted []Meter
+		err := t.eachMeter(func(m Meter) error {
+			if m.Use != 0 && m.Off == 0 {
+				counted = append(counted, m)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, m := range counted {
+			m.Off = max(t.now, 1)
+			if err := t.putMeter(m); err != nil {
+				return err
+			}
+		}
+		sum, err := t.summary()
+		if err != nil {
+			return err
+		}
+		sum.node = rebase(sum.node, nil)
+		return t.putSummary(sum)
+	})
+}
+
 // Fold adds to the totals what came since the last fold. Values of a use that is over by now add nothing.
 func (s *Store) Fold(ctx context.Context, f Fold) (FoldResult, error) {
 	var out FoldResult

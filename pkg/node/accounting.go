@@ -149,7 +149,7 @@ func (n *Node) leaveBackend(ctx context.Context, rec *record) error {
 	}
 	n.note("accounting by %s removed", old)
 	rec.Counting = counting{}
-	return notNow(n.stopMeters(ctx))
+	return notNow(n.store.StopMeters(ctx))
 }
 
 // dropOthers removes what backends that aren't wanted have in the kernel. To ask for iptables' rules costs a process each time, so only
@@ -165,23 +165,6 @@ func (n *Node) dropOthers(ctx context.Context, wanted string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// stopMeters notes of each pod that it isn't counted from now on.
-func (n *Node) stopMeters(ctx context.Context) error {
-	books, err := n.store.Books(ctx)
-	if err != nil {
-		return err
-	}
-	for _, m := range books.Meters {
-		if m.Use == 0 || m.Off != 0 {
-			continue
-		}
-		if err := n.store.SetMeter(ctx, m.Addr, m.Use, nil, true); err != nil && !errors.Is(err, allocator.ErrStale) {
-			return err
-		}
-	}
-	return nil
 }
 
 // dropBackend removes all that a backend has in the kernel.
