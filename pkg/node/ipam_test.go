@@ -7,9 +7,7 @@ import (
 	"testing"
 
 	"github.com/native-vmss/native-vmss/internal/boot"
-	"github.com/native-vmss/native-vmss/internal/nstest"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
-	"github.com/native-vmss/native-vmss/pkg/routes"
 )
 
 // oneGrant is an IPAM that gives the same grant every time and counts releases.
@@ -39,14 +37,7 @@ func TestNetnsNode_Reserve(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			nstest.New(t)
-			n := testNode(t, minimal())
-			kernel, err := routes.New(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(kernel.Close)
-			n.kernel = kernel
+			n := netnsNode(t, minimal())
 			n.store = allocator.Open(allocator.Options{
 				Dir: n.conf.IPAM.StateDir, BootID: "boot-1", Now: boot.Clock,
 				Kernel: func(context.Context) (allocator.Observed, error) { return allocator.Observed{}, nil },

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/native-vmss/native-vmss/internal/nstest"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -84,6 +85,20 @@ func testNode(t *testing.T, conf Conf) *Node {
 	return n
 }
 
+// netnsNode is a testNode in an empty network namespace.
+func netnsNode(t *testing.T, conf Conf) *Node {
+	t.Helper()
+	nstest.New(t)
+	n := testNode(t, conf)
+	kernel, err := routes.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kernel.Close)
+	n.kernel = kernel
+	return n
+}
+
 // leaseFor gives an address to a pod of a network.
 func leaseFor(t *testing.T, n *Node, network string) allocator.Lease {
 	t.Helper()
@@ -101,7 +116,7 @@ func leaseFor(t *testing.T, n *Node, network string) allocator.Lease {
 	return lease
 }
 
-func TestNode_wanted(t *testing.T) {
+func TestNetnsNode_wanted(t *testing.T) {
 	conf := minimal()
 	changed := conf.Wide
 	changed.Masquerade = false
@@ -146,7 +161,7 @@ func TestNode_wanted(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			n := testNode(t, conf)
+			n := netnsNode(t, conf)
 			if tt.leases != "" {
 				leaseFor(t, n, tt.leases)
 			}
@@ -167,8 +182,8 @@ func TestNode_wanted(t *testing.T) {
 }
 
 // A pod that is being released still lives by the rules; one that is cooling doesn't.
-func TestNode_wanted_releasing(t *testing.T) {
-	n := testNode(t, minimal())
+func TestNetnsNode_wanted_releasing(t *testing.T) {
+	n := netnsNode(t, minimal())
 	lease := leaseFor(t, n, "net0")
 	have := record{Network: "net0", Wide: Wide{}}
 	if _, _, err := n.store.Release(t.Context(), lease.Owner.Key); err != nil {
