@@ -8,15 +8,14 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/native-vmss/native-vmss/internal/nftset"
 )
 
 const (
 	// reg holds what is compared; rules here never need more than one value at a time.
 	reg = 1
-	// ifNameSize is the size of an interface name in a register (include/uapi/linux/if.h: IFNAMSIZ).
-	ifNameSize = 16
 	// translated is IPS_SRC_NAT | IPS_DST_NAT (include/uapi/linux/netfilter/nf_conntrack_common.h).
 	translated = 1<<4 | 1<<5
 	// unconnected are the states of packets that belong to no connection: invalid, or not tracked at all.
@@ -51,7 +50,7 @@ func newBuilder(conn *nftables.Conn, table *nftables.Table) *builder {
 func (b *builder) policy(p Policy) error {
 	b.config(p.Hash)
 	nics := b.set("nics", nftables.TypeIFName, false, nicElements(p.NICs))
-	native := b.set("native", nftables.TypeIPAddr, true, prefixElements(p.Native))
+	native := b.set("native", nftables.TypeIPAddr, true, nftset.Prefixes(p.Native))
 	b.prerouting()
 	b.forward(p, nics)
 	b.postrouting(p, nics, native)
@@ -192,40 +191,11 @@ func (b *builder) addSet(s *nftables.Set, elements []nftables.SetElement) {
 }
 
 func nicElements(nics []PolicyNIC) []nftables.SetElement {
-	var elements []nftables.SetElement
+	var names []string
 	for _, nic := range nics {
-		elements = append(elements, nftables.SetElement{Key: ifNameBytes(nic.Link)})
+		names = append(names, nic.Link)
 	}
-	return elements
-}
-
-func ifNameBytes(link string) []byte {
-	name := make([]byte, ifNameSize)
-	copy(name, link)
-	return name
-}
-
-// prefixElements turns prefixes into intervals that don't touch each other: a start, and an end that is the first address
-// after it. The interval that ends with the last address of all has no end.
-func prefixElements(prefixes []netip.Prefix) []nftables.SetElement {
-	var merged netipx.IPSetBuilder
-	for _, p := range prefixes {
-		if p.Addr().Is4() {
-			merged.AddPrefix(p)
-		}
-	}
-	set, err := merged.IPSet()
-	if err != nil {
-		return nil // only an invalid prefix does this, and those aren't Is4
-	}
-	var elements []nftables.SetElement
-	for _, r := range set.Ranges() {
-		elements = append(elements, nftables.SetElement{Key: r.From().AsSlice()})
-		if end := r.To().Next(); end.IsValid() {
-			elements = append(elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
-		}
-	}
-	return elements
+	return nftset.Links(names...)
 }
 
 func fromPod() []expr.Any {
@@ -237,7 +207,7 @@ func ifName(key expr.MetaKey, set *nftables.Set) []expr.Any {
 }
 
 func oneIfName(key expr.MetaKey, link string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: key, Register: reg}, equal(ifNameBytes(link))}
+	return []expr.Any{&expr.Meta{Key: key, Register: reg}, equal(nftset.LinkName(link))}
 }
 
 func daddr() []expr.Any {
