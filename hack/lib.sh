@@ -27,5 +27,6 @@ build_for_tests() {
 	hack/build.sh failpoint bin/failpoint
 	hack/build.sh race bin/race
 	hack/peers.sh
+	hack/promtool.sh
 	hack/suites.sh
 }
