@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,17 +37,18 @@ func ipamCommand(s *settings) *cobra.Command {
 			"              used-by-other: a route or link of somebody else has it, 'ip route get' tells which\n" +
 			"  free        with -a\n" +
 			"  …,absent    metadata doesn't list it for a NIC of this node, or wasn't asked since the store was rebuilt\n\n" +
+			"MARK is what the pod's packets carry inside markMask.\n\n" +
 			"A '-' is what isn't known: a store that was rebuilt from the kernel knows a pod by its link's mark alone.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return fmt.Errorf("--output: %q is neither table nor json", output)
 			}
-			leases, err := readLeases(cmd.Context(), s)
+			leases, marks, err := readLeases(cmd.Context(), s)
 			if err != nil {
 				return err
 			}
-			rows := rowsOf(leases, all, boot.Clock())
+			rows := rowsOf(leases, marks, all, boot.Clock())
 			if output == "json" {
 				return printJSON(cmd.OutOrStdout(), rows)
 			}
@@ -64,8 +66,8 @@ func ipamCommand(s *settings) *cobra.Command {
 
 const storeFile = "ipam.db"
 
-// readLeases only reads: on a node where no ADD has run there is no store, and looking must not make one.
-func readLeases(ctx context.Context, s *settings) ([]allocator.Lease, error) {
+// openStanding is for what only reads: on a node where no ADD has run there is no store, and looking must not make one.
+func (s *settings) openStanding() (*node.Node, error) {
 	if err := needRoot(); err != nil {
 		return nil, err
 	}
@@ -78,12 +80,20 @@ func readLeases(ctx context.Context, s *settings) ([]allocator.Lease, error) {
 		return nil, fmt.Errorf("no store at %s: no pod was added here since the machine started, or the file was removed "+
 			"('vmssctl node repair' rebuilds it from the kernel)", path)
 	}
-	n, err := node.Open(conf, nil, s.logger())
+	return node.Open(conf, nil, s.logger())
+}
+
+func readLeases(ctx context.Context, s *settings) (leases []allocator.Lease, marks map[netip.Addr]uint32, err error) {
+	n, err := s.openStanding()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer n.Close()
-	return n.Leases(ctx)
+	if leases, err = n.Leases(ctx); err != nil {
+		return nil, nil, err
+	}
+	marks, err = n.Marks(ctx)
+	return leases, marks, err
 }
 
 // row is one address as it is shown; the names are the field's usual ones, and JSON's keys are part of the interface.
@@ -100,11 +110,12 @@ type row struct {
 	IfName      string `json:"ifname,omitempty"`
 	Link        string `json:"link,omitempty"`
 	Generation  uint64 `json:"generation,omitempty"`
+	Mark        string `json:"mark,omitempty"` // of the pod's packets, inside markMask
 	// ForSeconds is how long the address has been in its state.
 	ForSeconds int64 `json:"forSeconds"`
 }
 
-func rowsOf(leases []allocator.Lease, all bool, now time.Duration) []row {
+func rowsOf(leases []allocator.Lease, marks map[netip.Addr]uint32, all bool, now time.Duration) []row {
 	rows := make([]row, 0, len(leases))
 	for _, l := range leases {
 		if !all && l.State == allocator.Free && l.Blocked == allocator.NotBlocked {
@@ -118,6 +129,9 @@ func rowsOf(leases []allocator.Lease, all bool, now time.Duration) []row {
 		}
 		if l.NIC != (allocator.MAC{}) {
 			r.NIC = l.NIC.String()
+		}
+		if mark := marks[l.Addr]; mark != 0 {
+			r.Mark = fmt.Sprintf("%#08x", mark)
 		}
 		r.nameOf(l.Owner)
 		if l.Blocked != allocator.NotBlocked {
@@ -149,7 +163,7 @@ func printJSON(w io.Writer, rows []row) error {
 func printTable(w io.Writer, rows []row) error {
 	const padding = 2
 	t := tabwriter.NewWriter(w, 0, 0, padding, ' ', 0)
-	fmt.Fprintln(t, "ADDRESS\tSTATE\tFOR\tNIC\tNAMESPACE\tPOD\tCONTAINER\tLINK")
+	fmt.Fprintln(t, "ADDRESS\tSTATE\tFOR\tNIC\tNAMESPACE\tPOD\tCONTAINER\tLINK\tMARK")
 	for _, r := range rows {
 		state := r.State
 		if r.Blocked != "" {
@@ -158,8 +172,8 @@ func printTable(w io.Writer, rows []row) error {
 		if !r.Present {
 			state += ",absent"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Address, state, time.Duration(r.ForSeconds)*time.Second, dash(r.NIC),
-			dash(r.Namespace), dash(r.Pod), dash(cut(r.ContainerID)), dash(r.Link))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Address, state, time.Duration(r.ForSeconds)*time.Second, dash(r.NIC),
+			dash(r.Namespace), dash(r.Pod), dash(cut(r.ContainerID)), dash(r.Link), dash(r.Mark))
 	}
 	return t.Flush()
 }

@@ -10,9 +10,11 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/spf13/cobra"
 )
 
-func main() { os.Exit(run()) }
+func main() { os.Exit(run(root())) }
 
 // printError begins each line with our name, since it may stand in a log with others', and says nothing twice: what keeps one
 // step from working often keeps the next.
@@ -26,10 +28,10 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-func run() int {
+func run(cmd *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := root().ExecuteContext(ctx); err != nil {
+	if err := cmd.ExecuteContext(ctx); err != nil {
 		printError(os.Stderr, err)
 		return 1
 	}

@@ -20,8 +20,9 @@ func repairCommand(s *settings) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "repair",
-		Short: "put back what others flushed or changed, and collect leases whose pod is gone",
-		Long: "repair says what it changed, or that there was nothing to do. What is wrong inside a pod it can't mend: delete such a\n" +
+		Short: "put back what others flushed or changed, add to the totals of traffic, collect leases whose pod is gone",
+		Long: "repair says what it changed, or that there was nothing to do. It puts back what the pods here were made with; what the\n" +
+			"configuration has changed since is pending until the next ADD. What is wrong inside a pod it can't mend: delete such a\n" +
 			"pod. A lease whose link is gone is collected by a repair that comes 60 s or more after the first one that saw it so.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -50,8 +51,13 @@ func repairLoop(cmd *cobra.Command, s *settings, p *printer, every time.Duration
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	failed := ""
 	for {
-		if err := repairOnce(cmd, s, p); err != nil {
+		switch err := repairOnce(cmd, s, p); {
+		case err == nil:
+			failed = ""
+		case err.Error() != failed:
+			failed = err.Error()
 			printError(cmd.ErrOrStderr(), err)
 		}
 		select {
@@ -88,6 +94,7 @@ type printer struct {
 	w          io.Writer
 	json, loop bool
 	skipped    []string // as printed last
+	pending    string   // likewise
 }
 
 func (p *printer) print(did pass, failed error) error {
@@ -116,6 +123,10 @@ func (p *printer) print(did pass, failed error) error {
 		}
 		p.skipped = did.skipped
 	}
+	if did.Pending != "" && did.Pending != p.pending {
+		fmt.Fprintln(p.w, "pending:", did.Pending)
+	}
+	p.pending = did.Pending
 	if !said && failed == nil && !p.loop {
 		fmt.Fprintf(p.w, "nothing to do (pods looked at: %d)\n", did.Pods)
 	}
@@ -132,6 +143,7 @@ type document struct {
 	Collected []collectable `json:"collected"`
 	Waiting   []collectable `json:"waiting"`
 	Skipped   []string      `json:"skipped"`
+	Pending   string        `json:"pending,omitempty"`
 	Error     string        `json:"error,omitempty"`
 }
 
@@ -151,7 +163,7 @@ func documentOf(did pass, failed error) document {
 	}
 	d := document{
 		Changed: append([]string{}, did.Changed...), Pods: did.Pods, Collected: list(did.Collected), Waiting: list(did.Waiting),
-		Skipped: append([]string{}, did.skipped...),
+		Skipped: append([]string{}, did.skipped...), Pending: did.Pending,
 	}
 	if failed != nil {
 		d.Error = failed.Error()

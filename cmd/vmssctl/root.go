@@ -37,7 +37,7 @@ func root() *cobra.Command {
 	f.StringVar(&s.metadata, "metadata-url", "", "metadata service, instead of the configuration's")
 	f.BoolVarP(&s.verbose, "verbose", "v", false, "log what is done")
 	cmd.Version = version.String
-	cmd.AddCommand(nodeCommand(&s), ipamCommand(&s))
+	cmd.AddCommand(nodeCommand(&s), ipamCommand(&s), metricsCommand(s.traffic), topCommand(s.traffic))
 	return cmd
 }
 

@@ -207,11 +207,11 @@ func (f *File) run(tx *bolt.Tx, write bool, fn func(*bolt.Tx) error) error {
 		return err
 	}
 	if write && schema != f.opt.Schema {
-		if err := f.migrate(tx, schema); err != nil {
-			return err
-		}
+		err = f.migrate(tx, schema)
 	}
-	err = fn(tx)
+	if err == nil {
+		err = fn(tx)
+	}
 	var s *stale
 	if errors.Is(err, ErrDamaged) && !errors.As(err, &s) {
 		return &stale{why: ReasonDamaged, cause: err}

@@ -77,13 +77,18 @@ func BenchmarkLease(b *testing.B) {
 	}{{"256", 256}, {"200000", 200000}} {
 		b.Run("free/"+size.name, func(b *testing.B) {
 			s := benchStore(b, size.n)
-			benchCycle(b, s, size.n)
+			benchCycle(b, s, size.n, false)
+			b.ReportMetric(fileMB(b, s), "file-MB")
+		})
+		b.Run("metered/"+size.name, func(b *testing.B) {
+			s := benchStore(b, size.n)
+			benchCycle(b, s, size.n, true)
 			b.ReportMetric(fileMB(b, s), "file-MB")
 		})
 		b.Run("leased/"+size.name, func(b *testing.B) {
 			s := benchStore(b, size.n)
 			fillStore(b, s, 0, size.n-size.n/16)
-			benchCycle(b, s, size.n)
+			benchCycle(b, s, size.n, false)
 			fillStore(b, s, size.n*2, size.n*2+free(b, s))
 			b.ReportMetric(fileMB(b, s), "file-MB")
 		})
@@ -99,7 +104,7 @@ func free(b testing.TB, s *Store) int {
 }
 
 // benchCycle measures one Lease: open, lock, transaction, close. The address goes back outside the measured time.
-func benchCycle(b *testing.B, s *Store, n int) {
+func benchCycle(b *testing.B, s *Store, n int, metered bool) {
 	ctx := context.Background()
 	took, cpu := make([]time.Duration, 0, b.N), make([]time.Duration, 0, b.N)
 	runtime.LockOSThread() // the CPU time is this thread's
@@ -107,6 +112,7 @@ func benchCycle(b *testing.B, s *Store, n int) {
 	b.ResetTimer()
 	for i := range b.N {
 		req := request(n + i)
+		req.Metered = metered
 		began, beganCPU := time.Now(), threadCPU(b)
 		l, err := s.Lease(ctx, req)
 		if err != nil {

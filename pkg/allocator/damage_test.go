@@ -389,7 +389,7 @@ func TestStore_damage_removedInTheMiddle(t *testing.T) {
 	if err := f.Block(t.Context(), l, UsedByOther); !errors.Is(err, ErrStale) {
 		t.Errorf("Block: %v, want ErrStale", err)
 	}
-	if err := f.Cool(t.Context(), l); err != nil {
+	if err := f.Cool(t.Context(), l, nil); err != nil {
 		t.Errorf("Cool of a lease that is gone: %v", err)
 	}
 }

@@ -31,11 +31,17 @@
 //	missing  address -> nothing                                         missing in metadata once
 //	nics     MAC 6 bytes      -> NIC id uint16, skipped uint8, link, primary, n, n subnets (strings as in records)
 //	counts   NIC id uint16    -> free, leased, releasing, cooling, blocked, absent: uint32 each
+//	meters   address          -> flags uint8 (used, off), number uint16, [use uint64, key 16 bytes, namespace, pod], [off since uint64],
+//	                             series
+//	slots    number uint16    -> nothing                                numbers below the highest that no meter has
+//	totals   first 16 bytes of the SHA-256 of a namespace -> namespace, time not counted uint64, series
 //	state    generation       -> uint64, the last one drawn; never below the boot clock
 //	         snapshot         -> flags uint8 (known, ever known), time uint64, digest 32 bytes, mark 32 bytes
 //	         rebuilt          -> ran uint8, time uint64
 //	         node             -> pkg/node's own
 //	         nics             -> uint16, the last NIC id drawn
+//	         books            -> highest number of a meter drawn uint16, number of namespaces with totals uint32, the node's own
+//	                             series, n, n times: reason, resets uvarint
 //	meta     complete         -> see internal/boltfile
 //
 // A record is
@@ -53,11 +59,22 @@
 //	netns inode uvarint, wall time in ms uvarint
 //	network, container id, ifname, namespace, pod, uid, netns, main's type, link name: strings
 //
+// Series are n, then n times: direction, class, and as uvarint the bytes and packets of the kernel's counter up to which all is in
+// the totals, and those of this use.
+//
 // A string is uvarint (length << 2 | form) and its bytes; hex digits, UUIDs and names made from the key are stored as the bytes
 // they stand for (codec.go).
+//
+// # Traffic
+//
+// A meter belongs to an address, as its counters in the kernel do, and outlives leases: it keeps the values up to which all bytes
+// are in a total, so what a new lease finds there is not its own. Adding is by differences: a fold may be repeated, or be late for a
+// use that has ended, and no byte is added twice. A counter that fell adds nothing and is noted as a reset. The last values of a
+// lease and its end are one transaction.
 //
 // # Caveats
 //
 // The generation of an address is kept while it is leased, releasing or cooling, and while a conntrack flush is due. NIC id 0
-// stands for the unknown NIC of a lease that a rebuild found. An absent address that nobody holds is forgotten after an hour.
+// stands for the unknown NIC of a lease that a rebuild found. An absent address that nobody holds is forgotten after an hour, and
+// its meter with it. A store of schema 1 has none of meters, slots, totals and books; the first change adds them.
 package allocator

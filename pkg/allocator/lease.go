@@ -23,7 +23,7 @@ func (s *Store) Lease(ctx context.Context, req Request) (Lease, error) {
 		case found && req.Want.IsValid() && req.Want.Unmap() != a:
 			return fmt.Errorf("%w: %s was asked for, but this attachment holds %s until its DEL", ErrNotAvailable, req.Want, a)
 		case found:
-			out, err = t.lease(a, &r)
+			out, err = t.metered(a, &r, req)
 			out.Existing = true
 			return err
 		}
@@ -37,7 +37,7 @@ func (s *Store) Lease(ctx context.Context, req Request) (Lease, error) {
 		if err != nil {
 			return err
 		}
-		out, err = t.lease(a, &next)
+		out, err = t.metered(a, &next, req)
 		if err == nil && req.Orphaned != nil && req.Orphaned() {
 			return ErrOrphaned
 		}
@@ -61,6 +61,17 @@ func (t *txn) assign(a netip.Addr, r record, req Request) (record, error) {
 	return next, t.change(a, &r, &next)
 }
 
+// metered is lease that also has the lease counted.
+func (t *txn) metered(a netip.Addr, r *record, req Request) (Lease, error) {
+	l, err := t.lease(a, r)
+	if err != nil || !req.Metered {
+		return l, err
+	}
+	m, err := t.beginMeter(a, r.Generation, StartMeter{Key: r.Owner.Key, Namespace: r.Owner.Namespace, Pod: r.Owner.Pod, Remade: req.Remade})
+	l.Meter = &m
+	return l, err
+}
+
 // choose returns the address to lease.
 func (t *txn) choose(req Request) (netip.Addr, record, error) {
 	if req.Want.IsValid() {
@@ -82,7 +93,7 @@ func (t *txn) longestIdle() (netip.Addr, record, error) {
 			continue
 		}
 		for _, bucket := range []string{bucketFree, bucketCooling} {
-			k, _, err := t.first(bucket, nicPrefix(n.id))
+			k, err := t.first(bucket, nicPrefix(n.id))
 			if err != nil {
 				return netip.Addr{}, record{}, err
 			}
@@ -147,6 +158,9 @@ func (s *Store) Block(ctx context.Context, l Lease, reason Reason) error {
 	return s.update(ctx, "block address", func(t *txn) error {
 		r, err := t.current(l)
 		if err != nil {
+			return err
+		}
+		if err := t.endMeter(l.Addr, nil, func(m *Meter) bool { return m.Use == l.Generation }); err != nil {
 			return err
 		}
 		next := r.free(Free, t.now)

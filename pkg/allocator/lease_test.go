@@ -30,7 +30,7 @@ func TestStore_states(t *testing.T) {
 		t.Errorf("second Release: %+v, %v, %v", again, found, err)
 	}
 	for range 2 { // repeatable
-		if err := f.Cool(t.Context(), rel); err != nil {
+		if err := f.Cool(t.Context(), rel, nil); err != nil {
 			t.Fatalf("Cool: %v", err)
 		}
 	}
@@ -58,10 +58,10 @@ func TestStore_Cool_olderGeneration(t *testing.T) {
 	f.del(1)
 	f.clock.add(testCool)
 	now := f.lease(2)
-	if err := f.Cool(t.Context(), old); !errors.Is(err, ErrStale) {
+	if err := f.Cool(t.Context(), old, nil); !errors.Is(err, ErrStale) {
 		t.Errorf("Cool of an older lease: %v, want ErrStale", err)
 	}
-	if err := f.Cool(t.Context(), now); !errors.Is(err, ErrStale) {
+	if err := f.Cool(t.Context(), now, nil); !errors.Is(err, ErrStale) {
 		t.Errorf("Cool of a lease that nobody released: %v, want ErrStale", err)
 	}
 	if err := f.Block(t.Context(), old, UsedByOther); !errors.Is(err, ErrStale) {
@@ -77,7 +77,7 @@ func TestStore_Cool_olderGeneration(t *testing.T) {
 		t.Errorf("ReleaseAddr: %+v, %v", l, err)
 	}
 	// The newer one is being torn down, so only its generation keeps the older DEL from ending it.
-	if err := f.Cool(t.Context(), old); !errors.Is(err, ErrStale) {
+	if err := f.Cool(t.Context(), old, nil); !errors.Is(err, ErrStale) {
 		t.Errorf("Cool of an older lease beside a DEL of the newer: %v, want ErrStale", err)
 	}
 	if l := f.byAddr()[now.Addr]; l.State != Releasing {
@@ -226,7 +226,7 @@ func TestStore_Flushed(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.FlushDue = true
-		if err := f.Cool(t.Context(), l); err != nil {
+		if err := f.Cool(t.Context(), l, nil); err != nil {
 			t.Fatal(err)
 		}
 		return l

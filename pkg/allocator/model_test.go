@@ -265,7 +265,7 @@ func (w *walker) del(pod int) {
 		return
 	}
 	l.FlushDue = w.r.IntN(3) == 0
-	if err := w.Cool(w.t.Context(), l); err != nil {
+	if err := w.Cool(w.t.Context(), l, nil); err != nil {
 		w.t.Errorf("Cool: %v", err)
 	}
 	*a = modelAddr{

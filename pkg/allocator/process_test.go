@@ -20,12 +20,14 @@ import (
 const envWorker = "NVT_ALLOCATOR_WORKER"
 
 func TestMain(m *testing.M) {
-	if v := os.Getenv(envWorker); v != "" {
-		if err := work(v); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for env, run := range map[string]func(string) error{envWorker: work, envCounted: countedWork} {
+		if v := os.Getenv(env); v != "" {
+			if err := run(v); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
@@ -37,6 +39,21 @@ func processStore(dir string) *Store {
 		Dir: dir, CoolDown: processCool, LockTimeout: 30 * time.Second, BootID: "boot", Now: boot.Clock,
 		Kernel: func(context.Context) (Observed, error) { return Observed{}, nil },
 	})
+}
+
+// endWorkers kills the first ones at some time of their work, and wants the others to end well.
+func endWorkers(t *testing.T, cmds []*exec.Cmd, victims int) {
+	t.Helper()
+	for _, cmd := range cmds[:victims] {
+		time.Sleep(time.Duration(20+rand.IntN(100)) * time.Millisecond)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	for _, cmd := range cmds[victims:] {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	}
 }
 
 // work leases and releases. Files made with O_EXCL prove, without the store, that nobody else has the address.
@@ -93,7 +110,7 @@ func end(s *Store, dir string, l Lease) error {
 	if err := os.WriteFile(leftFile(dir, l), fmt.Append(nil, int64(boot.Clock())), 0o600); err != nil {
 		return err
 	}
-	return s.Cool(context.Background(), rel)
+	return s.Cool(context.Background(), rel, nil)
 }
 
 func usedFile(dir string, l Lease) string { return filepath.Join(dir, "used-"+l.Addr.String()) }
@@ -117,16 +134,7 @@ func TestStore_manyProcesses(t *testing.T) {
 		}
 		cmds = append(cmds, cmd)
 	}
-	for _, cmd := range cmds[:victims] {
-		time.Sleep(time.Duration(20+rand.IntN(100)) * time.Millisecond)
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
-	for _, cmd := range cmds[victims:] {
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("worker: %v", err)
-		}
-	}
+	endWorkers(t, cmds, victims)
 	f := &fixture{Store: s, t: t, dir: dir}
 	left := 0
 	for _, l := range f.byAddr() {

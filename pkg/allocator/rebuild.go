@@ -3,6 +3,7 @@ package allocator
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -27,6 +28,17 @@ func (s *Store) rebuild(ctx context.Context, tx *bolt.Tx, why boltfile.Reason) e
 	t := newTxn(tx, s.opt.Now(), s.opt.CoolDown)
 	if err := t.putRebuilt(seen.Ran); err != nil {
 		return err
+	}
+	if err := t.putSummary(summary{}); err != nil {
+		return err
+	}
+	if seen.Ran { // noted before the holders: what their counters have may be of earlier pods
+		if err := t.noteLost(); err != nil {
+			return err
+		}
+		if why != boltfile.ReasonDamaged && why != boltfile.ReasonBoot { // boltfile has a line for those
+			s.log.Error("store was lost: totals of traffic start again", "reason", string(why))
+		}
 	}
 	last := uint64(0)
 	for _, h := range seen.Holders {
@@ -59,11 +71,20 @@ func (t *txn) adopt(h Holder) error {
 		State: Leased, Since: t.now, Generation: h.Generation,
 		Owner: Owner{Key: h.Key, Network: h.Network, NetnsInode: h.NetnsInode, Pod: h.Pod, Main: h.Main},
 	}
-	if !found {
-		return t.change(a, nil, &r)
-	}
-	if h.Generation <= old.Generation {
+	if found && h.Generation <= old.Generation {
 		return nil
 	}
-	return t.change(a, &old, &r)
+	was := &old
+	if !found {
+		was = nil
+	}
+	if err := t.change(a, was, &r); err != nil || !h.Metered {
+		return err
+	}
+	namespace, pod, ok := strings.Cut(h.Pod, "/")
+	if !ok {
+		namespace, pod = "", h.Pod
+	}
+	_, err = t.beginMeter(a, h.Generation, StartMeter{Key: h.Key, Namespace: namespace, Pod: pod})
+	return err
 }

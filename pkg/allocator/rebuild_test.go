@@ -128,7 +128,7 @@ func TestStore_rebuild_unknownKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Cool(t.Context(), l); err != nil {
+	if err := f.Cool(t.Context(), l, nil); err != nil {
 		t.Fatal(err)
 	}
 	if l := f.byAddr()[addr(10)]; l.State != Cooling {

@@ -52,12 +52,22 @@ func (t *txn) release(a netip.Addr, r record) (Lease, error) {
 			return Lease{}, err
 		}
 	}
-	return t.lease(a, &next)
+	l, err := t.lease(a, &next)
+	if err != nil {
+		return Lease{}, err
+	}
+	if m, found, err := t.meter(a); err != nil {
+		return Lease{}, err
+	} else if found && m.Use == next.Generation {
+		l.Meter = &m
+	}
+	return l, nil
 }
 
 // Cool ends a lease that Release marked, once its link and route are gone; the cool-down starts now. l.FlushDue says whether
-// conntrack entries of the pod are still to be flushed. A lease that is over already stays so.
-func (s *Store) Cool(ctx context.Context, l Lease) error {
+// conntrack entries of the pod are still to be flushed; last are the last values of its counters, nil: it has none. A lease that is
+// over already stays so.
+func (s *Store) Cool(ctx context.Context, l Lease, last []Sample) error {
 	return s.update(ctx, "cool address", func(t *txn) error {
 		r, found, err := t.record(l.Addr)
 		switch {
@@ -67,6 +77,9 @@ func (s *Store) Cool(ctx context.Context, l Lease) error {
 			return nil
 		case r.Generation != l.Generation || r.State != Releasing:
 			return fmt.Errorf("%w: %s is %s with generation %d, not %d", ErrStale, l.Addr, r.State, r.Generation, l.Generation)
+		}
+		if err := t.endMeter(l.Addr, last, func(m *Meter) bool { return m.Use == l.Generation }); err != nil {
+			return err
 		}
 		next := r.free(Cooling, t.now)
 		next.Last, next.FlushDue = r.Owner.Key, l.FlushDue

@@ -9,31 +9,34 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/native-vmss/native-vmss/internal/boltfile"
 )
 
-// writeSchema1 makes the store of schema 1 anew:
+// writeSchema makes the store of today's schema anew:
 //
-//	go test ./pkg/allocator -run '^TestStore_schema1$' -write-schema1
+//	go test ./pkg/allocator -run '^TestStore_schema2$' -write-schema
 //
 // It is no golden file to be kept up to date: it stands for stores that are out there, and once a newer schema is written no
 // program can make it again.
-var writeSchema1 = flag.Bool("write-schema1", false, "write testdata/schema1.db.gz and its listing with this code")
+var writeSchema = flag.Bool("write-schema", false, "write the store of today's schema and its listing to testdata with this code")
 
 const (
-	schema1File    = "testdata/schema1.db.gz"
-	schema1Listing = "testdata/schema1.txt"
-	schema1Clock   = 1000 * time.Second // when the last of it was written
-	schema1Boot    = "5ca1ab1e-0000-4000-8000-000000000001"
+	keptClock = 1000 * time.Second // when the last of the kept stores was written
+	keptBoot  = "5ca1ab1e-0000-4000-8000-000000000001"
 )
 
-// makeSchema1 brings addresses into every state that a record can be in.
-func (f *fixture) makeSchema1() {
+func keptFile(n int) string    { return fmt.Sprintf("testdata/schema%d.db.gz", n) }
+func keptListing(n int) string { return fmt.Sprintf("testdata/schema%d.txt", n) }
+
+// makeRecords brings addresses into every state that a record can be in.
+func (f *fixture) makeRecords() {
 	f.t.Helper()
 	must := func(err error) {
 		f.t.Helper()
@@ -48,7 +51,7 @@ func (f *fixture) makeSchema1() {
 	}, {
 		Addr: addr(51), Generation: 78, Key: Hash{7, 8, 9}, Pod: "unknown", Main: "unknown",
 	}}}
-	f.reopen(schema1Boot, testCool)
+	f.reopen(keptBoot, testCool)
 	s := pool(10) // .10 to .19
 	s.NICs[0].Addrs = append(s.NICs[0].Addrs, addr(50))
 	s.NICs = append(s.NICs, NIC{
@@ -74,7 +77,7 @@ func (f *fixture) makeSchema1() {
 		f.t.Fatal("no lease of .13")
 	}
 	cooling.FlushDue = true
-	must(f.Cool(f.t.Context(), cooling))
+	must(f.Cool(f.t.Context(), cooling, nil))
 	must(f.Block(f.t.Context(), f.byAddr()[addr(14)], UsedByOther))
 	must(f.PutNode(f.t.Context(), []byte(`{"network":"native-vmss","applied":"0123456789abcdef"}`)))
 	s.Skipped, s.NICs = []MAC{mac2}, s.NICs[:1:1]
@@ -86,8 +89,49 @@ func (f *fixture) makeSchema1() {
 	f.sync(s)
 	s.NICs[0].Addrs = append(addrs(10, 6), addr(17), addr(50)) // .19 missing once
 	s.Digest[0]++
-	f.clock.now = schema1Clock
+	f.clock.now = keptClock
 	f.sync(s)
+}
+
+// makeBooks has meters of each kind beside them.
+func (f *fixture) makeBooks() {
+	f.t.Helper()
+	ctx := f.t.Context()
+	six := netip.MustParseAddr("fd00:1::5")
+	list, err := f.List(ctx)
+	f.must(err)
+	for _, l := range list {
+		if l.State == Leased && l.Owner.Namespace != "" {
+			m, err := f.StartMeter(ctx, StartMeter{Addr: l.Addr, Key: l.Owner.Key, Namespace: l.Owner.Namespace, Pod: l.Owner.Pod})
+			f.must(err)
+			f.must(f.SetMeter(ctx, m.Addr, m.Use, live(uint64(m.Slot)*100, 0), false))
+		}
+	}
+	for n, namespace := range []string{"train", "infer", ""} {
+		_, err = f.StartMeter(ctx, StartMeter{Addr: addr(512 + n), Key: Hash{byte(n + 1)}, Namespace: namespace, Pod: "foreign"})
+		f.must(err)
+	}
+	m, err := f.StartMeter(ctx, StartMeter{Addr: six, Key: Hash{1}, Namespace: "infer", Pod: "off"})
+	f.must(err)
+	f.must(f.SetMeter(ctx, six, m.Use, live(70, 80), true))
+	fold := Fold{Live: map[netip.Addr]Use{}, Node: live(1<<40, 99), Resets: map[string]uint64{"rules": 2}}
+	for i, m := range f.books().Meters {
+		if m.Off == 0 {
+			fold.Live[m.Addr] = Use{m.Use, live(uint64(i*1000+1000), uint64(i*2000))}
+		}
+	}
+	_, err = f.Fold(ctx, fold)
+	f.must(err)
+	f.must(f.EndMeter(ctx, addr(512), Hash{1}, live(1<<33, 1<<34)))
+	f.must(f.EndMeter(ctx, addr(513), Hash{2}, nil))
+	f.must(f.ForgetMeters(ctx, []netip.Addr{addr(513)}))
+	m, err = f.StartMeter(ctx, StartMeter{Addr: addr(600), Key: Hash{1}, Namespace: "later"})
+	f.must(err)
+	f.must(f.SetMeter(ctx, m.Addr, m.Use, nil, true))
+	f.clock.add(time.Second)
+	_, err = f.Fold(ctx, Fold{Live: map[netip.Addr]Use{m.Addr: {m.Use, live(5, 5)}}})
+	f.must(err)
+	f.clock.add(-time.Second)
 }
 
 // listing is all that callers can learn from a store, in words.
@@ -125,29 +169,83 @@ func (f *fixture) listing() string {
 	return b.String()
 }
 
-// A store that the first schema's program wrote is read by today's: every lease, cooling, blocked and absent address, with its
-// generation and all that is known of its pod; it is neither rebuilt nor taken for damaged.
+// A store that an earlier program wrote, or this one some time ago, is read by today's: every lease, cooling, blocked and absent
+// address, with its generation and all that is known of its pod; it is neither rebuilt nor taken for damaged.
 func TestStore_schema1(t *testing.T) {
-	if *writeSchema1 {
-		rewriteSchema1(t)
+	f := kept(t, 1)
+	f.wantKept(1, f.listing())
+	if b := f.books(); !cmp.Equal(b, Books{}) {
+		t.Errorf("a store of schema 1 has books: %+v", b)
 	}
-	f := schema1(t)
-	want, err := os.ReadFile(schema1Listing)
-	if err != nil {
-		t.Fatal(err)
+	raw, err := os.ReadFile(f.path())
+	f.must(err)
+	if f.asked != 0 || !bytes.Equal(raw, unpack(t, 1)) {
+		t.Errorf("reading changed the store; the kernel was asked %d times", f.asked)
 	}
-	if diff := cmp.Diff(string(want), f.listing()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+}
+
+func TestStore_schema2(t *testing.T) {
+	if *writeSchema {
+		writeKept(t)
 	}
-	f.invariants()
+	f := kept(t, 2)
+	b := f.books()
+	f.wantKept(2, f.listing()+b.text())
 	if f.asked != 0 {
 		t.Error("the store was made anew from the kernel")
 	}
 }
 
+// The first change brings a store of schema 1 to schema 2: all that it knew stays, and traffic is counted from then on. The program
+// of schema 1 leaves it alone afterwards.
+func TestStore_schema1_migrates(t *testing.T) {
+	f := kept(t, 1)
+	v, err := f.Read(t.Context(), Hash{})
+	f.must(err)
+	f.must(f.PutNode(t.Context(), v.Node))
+	f.wantKept(1, f.listing())
+	if b := f.books(); len(b.Meters)+len(b.Totals)+len(b.Node)+len(b.Resets)+len(b.Unknown) > 0 || f.asked != 0 {
+		t.Errorf("books %+v; the kernel was asked %d times", b, f.asked)
+	}
+	held := f.byAddr()[addr(10)]
+	m, err := f.StartMeter(t.Context(), StartMeter{Addr: held.Addr, Key: held.Owner.Key, Namespace: held.Owner.Namespace})
+	if err != nil || m.Slot != 1 || m.Use != held.Generation {
+		t.Errorf("meter of a lease that schema 1 made: %+v, %v", m, err)
+	}
+	f.cool(held, live(100, 200))
+	f.wantBytes(held.Owner.Namespace, 100, 200)
+
+	before, err := os.ReadFile(f.path())
+	f.must(err)
+	old := boltfile.New(boltfile.Options{Path: f.path(), LockPath: f.dir + "/" + lockFile, Schema: 1, BootID: keptBoot})
+	nothing := func(*bolt.Tx) error { return nil }
+	if err := old.View(t.Context(), nothing); !errors.Is(err, boltfile.ErrNewerSchema) {
+		t.Errorf("the program of schema 1 reads it: %v", err)
+	}
+	if err := old.Update(t.Context(), nothing); !errors.Is(err, boltfile.ErrNewerSchema) {
+		t.Errorf("the program of schema 1 writes it: %v", err)
+	}
+	if after, err := os.ReadFile(f.path()); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the program of schema 1 changed it: %v", err)
+	}
+}
+
+// Damage that the step from schema 1 meets is damage like any other.
+func TestStore_schema1_damaged(t *testing.T) {
+	f := kept(t, 1)
+	db, err := bolt.Open(f.path(), 0o600, nil)
+	f.must(err)
+	err = db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucketState)) })
+	f.must(errors.Join(err, db.Close()))
+	f.must(f.PutNode(t.Context(), []byte("{}")))
+	if f.asked != 1 {
+		t.Errorf("the kernel was asked %d times", f.asked)
+	}
+}
+
 // And it goes on from there: leases end and begin as if the program had never changed.
 func TestStore_schema1_goesOn(t *testing.T) {
-	f := schema1(t)
+	f := kept(t, 1)
 	before := f.byAddr()
 	held := before[addr(10)]
 	l, err := f.Lease(t.Context(), Request{Owner: held.Owner, LinkName: held.LinkName})
@@ -174,10 +272,10 @@ func TestStore_schema1_goesOn(t *testing.T) {
 	if _, found, err := f.Release(t.Context(), held.Owner.Key); err != nil || !found {
 		t.Errorf("DEL: found %t, %v", found, err)
 	}
-	if err := f.Cool(t.Context(), held); err != nil {
+	if err := f.Cool(t.Context(), held, nil); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	if err := f.Cool(t.Context(), before[addr(11)]); err != nil { // the DEL that had begun
+	if err := f.Cool(t.Context(), before[addr(11)], nil); err != nil { // the DEL that had begun
 		t.Errorf("DEL that had begun: %v", err)
 	}
 	for _, a := range addrs(10, 2) {
@@ -187,10 +285,19 @@ func TestStore_schema1_goesOn(t *testing.T) {
 	}
 }
 
-// schema1 is a fixture on the kept store. A rebuild would find an empty kernel.
-func schema1(t *testing.T) *fixture {
+// kept is a fixture on the kept store of a schema. A rebuild would find an empty kernel.
+func kept(t *testing.T, n int) *fixture {
 	t.Helper()
-	packed, err := os.Open(schema1File)
+	f := newFixture(t)
+	f.must(os.WriteFile(f.path(), unpack(t, n), 0o600))
+	f.clock.now = keptClock
+	f.reopen(keptBoot, testCool)
+	return f
+}
+
+func unpack(t *testing.T, n int) []byte {
+	t.Helper()
+	packed, err := os.Open(keptFile(n))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,43 +310,32 @@ func schema1(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := newFixture(t)
-	if err := os.WriteFile(f.path(), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f.clock.now = schema1Clock
-	f.reopen(schema1Boot, testCool)
-	return f
+	return raw
 }
 
-func rewriteSchema1(t *testing.T) {
+func (f *fixture) wantKept(n int, listing string) {
+	f.t.Helper()
+	want, err := os.ReadFile(keptListing(n))
+	f.must(err)
+	if diff := cmp.Diff(string(want), listing); diff != "" {
+		f.t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func writeKept(t *testing.T) {
 	t.Helper()
-	if schema != 1 {
-		t.Fatalf("this code writes schema %d", schema)
-	}
 	f := newFixture(t)
-	f.makeSchema1()
+	f.makeRecords()
+	f.makeBooks()
 	raw, err := os.ReadFile(f.path())
-	if err != nil {
-		t.Fatal(err)
-	}
+	f.must(err)
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(raw); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Dir(schema1File), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string][]byte{schema1File: packed.Bytes(), schema1Listing: []byte(f.listing())} {
-		if err := os.WriteFile(name, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	f.must(err)
+	_, err = w.Write(raw)
+	f.must(err)
+	f.must(w.Close())
+	b := f.books()
+	f.must(os.WriteFile(keptFile(schema), packed.Bytes(), 0o644))
+	f.must(os.WriteFile(keptListing(schema), []byte(f.listing()+b.text()), 0o644))
 }

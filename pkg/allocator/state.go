@@ -12,6 +12,7 @@ var (
 	keyRebuilt    = []byte("rebuilt")
 	keyNode       = []byte("node")
 	keyNICs       = []byte("nics")
+	keyBooks      = []byte("books")
 )
 
 // generation draws the next generation. It is never below the boot clock, so it rises within a boot even across the loss of

@@ -25,7 +25,7 @@ const (
 
 // schema is the version of the layout that doc.go draws. boltfile also lets a store of the version before it in: the step from
 // there belongs in its Options.Migrate below (a View reads such a store as it is), and testdata keeps a store of each to show it.
-const schema = 1
+const schema = 2
 
 // Options say where the store is and how it behaves.
 type Options struct {
@@ -61,9 +61,20 @@ func Open(opt Options) *Store {
 		Schema:      schema,
 		BootID:      opt.BootID,
 		Rebuild:     s.rebuild,
+		Migrate:     s.migrate,
 		Log:         opt.Log,
 	})
 	return s
+}
+
+// migrate gives a store of schema 1, which knows nothing of traffic, empty books.
+func (s *Store) migrate(tx *bolt.Tx, _ uint32) error {
+	for _, name := range []string{bucketMeters, bucketSlots, bucketTotals} {
+		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+			return fmt.Errorf("create bucket %s: %w", name, err)
+		}
+	}
+	return newTxn(tx, s.opt.Now(), s.opt.CoolDown).putSummary(summary{})
 }
 
 func (s *Store) update(ctx context.Context, op string, fn func(*txn) error) error {

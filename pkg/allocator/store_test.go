@@ -140,7 +140,7 @@ func (f *fixture) del(n int) Lease {
 	if err != nil || !found {
 		f.t.Fatalf("Release(pod %d): found %v, %v", n, found, err)
 	}
-	if err := f.Cool(f.t.Context(), l); err != nil {
+	if err := f.Cool(f.t.Context(), l, nil); err != nil {
 		f.t.Fatalf("Cool(pod %d): %v", n, err)
 	}
 	return l
@@ -224,6 +224,9 @@ func (t *txn) verify() error {
 	}
 	if len(wantIdx) > 0 {
 		return fmt.Errorf("%d index entries are missing", len(wantIdx))
+	}
+	if _, err := t.books(); err != nil {
+		return err
 	}
 	return t.walk(bucketCounts, nil, func(k, _ []byte) (bool, error) {
 		id := binary.BigEndian.Uint16(k)

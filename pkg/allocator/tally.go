@@ -1,9 +1,6 @@
 package allocator
 
-import (
-	"net/netip"
-	"slices"
-)
+import "net/netip"
 
 // tally is how many entries and addresses the records make in all. A page whose head counts fewer keys than it holds hides the last
 // ones from every search, and its neighbours look whole: a lease is then not found by its key, and no address is missed. Only the
@@ -39,22 +36,19 @@ func (t *txn) compare(sum *tally) error {
 			return damaged("%s has %d entries, the records make %d", bucket, n, sum.entries[bucket])
 		}
 	}
-	var ids [][]byte
+	var ids []uint16
 	err := t.walk(bucketCounts, nil, func(k, _ []byte) (bool, error) {
-		ids = append(ids, slices.Clone(k))
-		return true, nil
+		id, err := keyNumber(bucketCounts, k)
+		ids = append(ids, id)
+		return true, err
 	})
 	if err != nil {
 		return err
 	}
 	for id := range sum.nics { // one that the counters lack is counted as zero
-		ids = append(ids, nicPrefix(id))
+		ids = append(ids, id)
 	}
-	for _, k := range ids {
-		if len(k) != len(nicPrefix(0)) {
-			return damaged("%s/%x is no NIC", bucketCounts, k)
-		}
-		id := uint16(k[0])<<8 | uint16(k[1])
+	for _, id := range ids {
 		c, err := t.counts(id)
 		if err != nil {
 			return err

@@ -26,12 +26,16 @@ const (
 	bucketNICs    = "nics"
 	bucketCounts  = "counts"
 	bucketState   = "state"
+	bucketMeters  = "meters"
+	bucketSlots   = "slots"
+	bucketTotals  = "totals"
 )
 
 // fills say how full a page is left when it splits: addresses and times arrive mostly in order, hashes don't.
 var fills = map[string]float64{
 	bucketV4: 0.9, bucketV6: 0.9, bucketFree: 0.95, bucketCooling: 0.95, bucketKeys: bolt.DefaultFillPercent,
 	bucketBlocked: 0.9, bucketMissing: 0.9, bucketNICs: 0.9, bucketCounts: 0.9, bucketState: 0.9,
+	bucketMeters: 0.9, bucketSlots: 0.9, bucketTotals: bolt.DefaultFillPercent,
 }
 
 // txn is one transaction at one time of the boot clock. All access to buckets goes through it: values are sealed on the way in
@@ -96,13 +100,13 @@ func (t *txn) neighbour(bucket string, k, v []byte, inOrder bool) error {
 	return err
 }
 
-// first returns the first key of a bucket that starts with prefix, and its value.
-func (t *txn) first(bucket string, prefix []byte) (key, value []byte, err error) {
-	err = t.walk(bucket, prefix, func(k, v []byte) (bool, error) {
-		key, value = slices.Clone(k), v
+// first returns the first key of a bucket that starts with prefix.
+func (t *txn) first(bucket string, prefix []byte) (key []byte, err error) {
+	err = t.walk(bucket, prefix, func(k, _ []byte) (bool, error) {
+		key = slices.Clone(k)
 		return false, nil
 	})
-	return key, value, err
+	return key, err
 }
 
 // last returns the last key of a bucket that starts with prefix.
@@ -241,6 +245,9 @@ func (t *txn) change(a netip.Addr, old, next *record) error {
 		return err
 	}
 	if next == nil {
+		if err := t.forgetMeter(a); err != nil {
+			return err
+		}
 		return t.remove(addrBucket(a), a.AsSlice())
 	}
 	return t.put(addrBucket(a), a.AsSlice(), next.encode())
@@ -285,6 +292,14 @@ func (r *record) entries(a netip.Addr) (e []entry) {
 		e = append(e, entry{bucketMissing, addr})
 	}
 	return e
+}
+
+// keyNumber reads a key that is a NIC's id or an address's number.
+func keyNumber(bucket string, k []byte) (uint16, error) {
+	if len(k) != 2 {
+		return 0, damaged("%s/%x is no number", bucket, k)
+	}
+	return binary.BigEndian.Uint16(k), nil
 }
 
 func nicPrefix(id uint16) []byte {

@@ -72,6 +72,8 @@ type Request struct {
 	Owner
 	LinkName string     // the pod's host link, so that DEL finds it whatever its configuration says
 	Want     netip.Addr // the zero value: any
+	Metered  bool       // the traffic of the address is counted
+	Remade   bool       // by counters that are made anew for this lease
 	// Orphaned is asked inside the transaction, with the store's lock held: a DEL takes the same lock, so it comes either
 	// after the commit and finds the lease, or before, and then the caller was gone before.
 	Orphaned func() bool
@@ -91,6 +93,7 @@ type Lease struct {
 	FlushDue   bool      // conntrack entries of an earlier user may still be there
 	Time       time.Time // wall time of the lease, for people
 	Existing   bool      // Lease found it instead of making it
+	Meter      *Meter    // of Lease with Metered and of Release, else nil
 }
 
 // Snapshot is what metadata and the node's links say about the pools.
@@ -156,4 +159,5 @@ type Holder struct {
 	NetnsInode   uint64
 	Pod          string
 	Main         string // type of the main plugin that made the link
+	Metered      bool   // its traffic is counted
 }

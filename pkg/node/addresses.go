@@ -40,7 +40,8 @@ type Grant struct {
 	Generation uint64
 	NIC        allocator.MAC // the NIC that owns the address; zero when unknown
 	LinkName   string        // of the host end, as it was recorded
-	Existing   bool          // held before this invocation: a failing ADD must not free it
+	Meter      *allocator.Meter
+	Existing   bool // held before this invocation: a failing ADD must not free it
 }
 
 // local serves addresses from the allocator.
@@ -82,6 +83,9 @@ func (l local) lease(ctx context.Context, a Attachment) (allocator.Lease, error)
 	req := allocator.Request{
 		Owner: owner(a), LinkName: linkName(l.conf.InterfacePrefix, a.Hash()), Want: a.Want, Orphaned: a.Orphaned,
 	}
+	// ensure has read the record; ipam-vmss, whose pods have no link of ours, never asks for it.
+	req.Metered = l.known != nil && l.known.wantsCounting() && req.Owner.Main == mainType
+	req.Remade = req.Metered && l.known.remade()
 	lease, err := l.store.Lease(ctx, req)
 	// An address that nobody knows may be new on the NIC.
 	if !errors.Is(err, allocator.ErrPoolExhausted) && !errors.Is(err, allocator.ErrNotOurs) {
@@ -176,7 +180,7 @@ func (l local) abandon(ctx context.Context, lease allocator.Lease) error {
 	if _, found, err := l.store.Release(ctx, lease.Owner.Key); err != nil || !found {
 		return err
 	}
-	return l.store.Cool(ctx, lease)
+	return l.store.Cool(ctx, lease, nil)
 }
 
 // Reject blocks the address.
@@ -210,7 +214,7 @@ func (l local) release(ctx context.Context, h Hash, teardown Teardown) error {
 		}
 	}
 	lease.FlushDue = l.flush(ctx, lease.Addr) != nil
-	return l.store.Cool(ctx, lease)
+	return l.endCount(ctx, lease.Meter, func(last []allocator.Sample) error { return l.store.Cool(ctx, lease, last) })
 }
 
 // Check reads the lease back.
@@ -251,7 +255,7 @@ func holds(view allocator.View, addr netip.Addr) string {
 }
 
 func grantOf(l allocator.Lease) Grant {
-	return Grant{Addr: l.Addr, Generation: l.Generation, NIC: l.NIC, LinkName: l.LinkName, Existing: l.Existing}
+	return Grant{Addr: l.Addr, Generation: l.Generation, NIC: l.NIC, LinkName: l.LinkName, Meter: l.Meter, Existing: l.Existing}
 }
 
 func owner(a Attachment) allocator.Owner {

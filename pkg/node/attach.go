@@ -50,6 +50,7 @@ func (n *Node) Attach(ctx context.Context, a Attachment) (Result, error) {
 // attachOnce leases one address and wires the pod with it. Somebody else's route to it that appeared in between comes back
 // as inUse; the address is blocked then, and the caller takes the next.
 func (n *Node) attachOnce(ctx context.Context, pod *routes.Pod, a Attachment) (res Result, inUse *routes.Use, err error) {
+	n.uncounted = true
 	g, err := n.addrs.Acquire(ctx, a)
 	if err != nil {
 		return res, nil, err
@@ -76,6 +77,7 @@ func (n *Node) attachOnce(ctx context.Context, pod *routes.Pod, a Attachment) (r
 	if err = n.ensureNIC(ctx, g); err != nil {
 		return res, nil, err
 	}
+	n.count(ctx, a, g)
 	res, err = n.wire(ctx, pod, a, g)
 	if errors.Is(err, routes.ErrRouteExists) {
 		use, whoErr := n.who(ctx, g.Addr)

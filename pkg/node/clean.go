@@ -62,6 +62,13 @@ func (n *Node) Clean(ctx context.Context, root string) ([]Change, error) {
 		}
 		changes = append(changes, Change{What: "remove table ip " + routes.PolicyTable, Done: true})
 	}
+	counters, err := n.dropCounting(ctx)
+	if counters != "" {
+		changes = append(changes, Change{What: "remove accounting by " + counters, Done: true})
+	}
+	if err != nil {
+		return changes, err
+	}
 	removed, err := removeFiles(root)
 	changes = append(changes, removed...)
 	return changes, err

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
 
@@ -50,7 +51,9 @@ type Wide struct {
 	MarkMask    uint32            `json:"markMask"`
 	Wireserver  bool              `json:"wireserver"` // pods may reach tcp 80 and 32526 of 168.63.129.16
 	IMDS        bool              `json:"imds"`       // pods may reach 169.254.169.254
-	Accounting  string            `json:"accounting"` // backend
+	// Accounting is the backend that counts, Classes are the configuration's own ones, in order.
+	Accounting string             `json:"accounting"`
+	Classes    []accounting.Class `json:"classes,omitempty"`
 }
 
 // IPAM holds the keys of the ipam object that ipam-vmss reads.
@@ -88,6 +91,7 @@ func (w Wide) keys() []wideKey {
 		{"metadataAccess.wireserver", access(w.Wireserver)},
 		{"metadataAccess.imds", access(w.IMDS)},
 		{"accounting.backend", w.Accounting},
+		{"accounting.classes", fmt.Sprint(w.Classes)},
 	}
 }
 
@@ -113,7 +117,7 @@ func defaultConf() Conf {
 			Masquerade: true,
 			RemotePods: routes.RemotePodsPods,
 			MarkMask:   defaultMarkMask,
-			Accounting: "none",
+			Accounting: accounting.NFTables,
 		},
 		IPAM: IPAM{
 			StateDir: DefaultStateDir, MetadataURL: DefaultMetadataURL,

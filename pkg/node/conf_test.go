@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
 
@@ -34,7 +35,7 @@ func TestParseMain_Strict_defaults(t *testing.T) {
 		Name: "net1", InterfacePrefix: "veth",
 		Wide: Wide{
 			NativeCIDRs: prefixes("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"),
-			Masquerade:  true, RemotePods: routes.RemotePodsPods, MarkMask: 0x0fff0000, Accounting: "none",
+			Masquerade:  true, RemotePods: routes.RemotePodsPods, MarkMask: 0x0fff0000, Accounting: "nftables",
 		},
 		IPAM: IPAM{
 			Type: "ipam-vmss", StateDir: "/run/native-vmss", MetadataURL: "http://169.254.169.254",
@@ -83,6 +84,7 @@ var keyTests = []struct {
 		top:    `"nativeCIDRs":["10.9.8.7/16","10.2.0.0/16","10.2.0.0/15","10.9.0.0/16"]`,
 		change: func(c *Conf) { c.Wide.NativeCIDRs = prefixes("10.2.0.0/15", "10.2.0.0/16", "10.9.0.0/16") },
 	},
+	{top: `"nativeCIDRs":[` + strings.Repeat(`"10.0.0.0/8",`, maxPrefixes) + `"10.0.0.0/8"]`, wrong: "nativeCIDRs"},
 	{top: `"nativeCIDRs":[]`, change: func(c *Conf) { c.Wide.NativeCIDRs = prefixes() }},
 	{top: `"nativeCIDRs":"10.0.0.0/8"`, wrong: "nativeCIDRs"},
 	{top: `"nativeCIDRs":["10.0.0.0/8","10.0.0.0"]`, wrong: "nativeCIDRs"},
@@ -110,9 +112,33 @@ var keyTests = []struct {
 	{top: `"metadataAccess":"deny"`, wrong: "metadataAccess"},
 	{top: `"metadataAccess":{"imds":true}`, wrong: "metadataAccess.imds"},
 	{top: `"metadataAccess":{"wireserver":"no"}`, wrong: "metadataAccess.wireserver"},
-	{top: `"accounting":{"backend":"none"}`},
-	{top: `"accounting":{"backend":"nftables"}`, wrong: "accounting.backend"},
+	{top: `"accounting":{"backend":"nftables"}`},
+	{top: `"accounting":{"backend":"none"}`, change: func(c *Conf) { c.Wide.Accounting = "none" }},
+	{top: `"accounting":{"backend":"iptables"}`, change: func(c *Conf) { c.Wide.Accounting = "iptables" }},
+	{top: `"accounting":{"backend":"ebpf"}`, wrong: "accounting.backend"},
 	{top: `"accounting":"none"`, wrong: "accounting"},
+	{top: `"accounting":{"classes":[]}`},
+	{
+		top: `"accounting":{"classes":[{"name":"storage","cidrs":["10.9.0.0/16","10.1.2.3/32"]},{"name":"hub-1","cidrs":["10.0.0.0/8"]}]}`,
+		change: func(c *Conf) {
+			c.Wide.Classes = []accounting.Class{
+				{Name: "storage", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32"), netip.MustParsePrefix("10.9.0.0/16")}},
+				{Name: "hub-1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+			}
+		},
+	},
+	{top: `"accounting":{"classes":{}}`, wrong: "accounting.classes"},
+	{top: `"accounting":{"classes":[null]}`, wrong: "accounting.classes"},
+	{top: `"accounting":{"classes":[{"name":"a"}]}`, wrong: "accounting.classes"},
+	{top: `"accounting":{"classes":[{"cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes"},
+	{top: `"accounting":{"classes":[{"name":"A","cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes[0].name"},
+	{top: `"accounting":{"classes":[{"name":"a b","cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes[0].name"},
+	{top: `"accounting":{"classes":[{"name":"cluster","cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes[0].name"},
+	{top: `"accounting":{"classes":[{"name":"internet","cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes[0].name"},
+	{top: `"accounting":{"classes":[{"name":"a","cidrs":["10.0.0.0/8"]},{"name":"a","cidrs":["10.0.0.0/8"]}]}`, wrong: "accounting.classes[1].name"},
+	{top: `"accounting":{"classes":[{"name":"a","cidrs":["fd00::/8"]}]}`, wrong: "accounting.classes[0].cidrs"},
+	{top: `"accounting":{"classes":[{"name":"a","cidrs":[]}]}`, wrong: "accounting.classes"},
+	{top: `"markMask":"0x0f0f0000"`, wrong: "markMask"},
 	{top: `"log":{}`},
 	{
 		top:    `"log":{"level":"debug","file":"/var/log/nv.log"}`,
@@ -219,7 +245,8 @@ func TestParseMain_unknownKey(t *testing.T) {
 		{top: `"somethingElse":{"a":[1, 2]}`, key: "somethingElse", value: `{"a":[1, 2]}`},
 		{top: `"log":{"levl":"warn"}`, key: "log.levl", value: `"warn"`, nearest: "level"},
 		{top: `"metadataAccess":{"wire":"deny"}`, key: "metadataAccess.wire", value: `"deny"`},
-		{top: `"accounting":{"classes":[]}`, key: "accounting.classes", value: "[]"},
+		{top: `"accounting":{"class":[]}`, key: "accounting.class", value: "[]", nearest: "classes"},
+		{top: `"accounting":{"classes":[{"name":"a","cidr":["10.0.0.0/8"]}]}`, key: "accounting.classes[0].cidr", value: `["10.0.0.0/8"]`, nearest: "cidrs"},
 		{ipam: `"coolDown":"1s"`, key: "ipam.coolDown", value: `"1s"`, nearest: "cooldown"},
 		{ipam: `"statedir":"/x"`, key: "ipam.statedir", value: `"/x"`, nearest: "stateDir"},
 		{ipam: `"name":"x"`, key: "ipam.name", value: `"x"`},

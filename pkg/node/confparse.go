@@ -1,14 +1,16 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/metadata"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -36,9 +38,6 @@ const (
 	minRefresh = time.Second
 )
 
-// A prefix and 11 hex digits make a link's name, which has 15 bytes.
-var prefixForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9]{0,3}$`)
-
 // ParseMain reads the object that native-vmss is called with.
 func ParseMain(data []byte, how Strictness) (Conf, error) {
 	c := defaultConf()
@@ -48,7 +47,7 @@ func ParseMain(data []byte, how Strictness) (Conf, error) {
 	}
 	c.Name = top.name()
 	top.integer("mtu", &c.MTU, func(v int) bool { return v == 0 || v >= minMTU && v <= maxMTU }, "0 or 576 to 65535")
-	top.text("interfacePrefix", &c.InterfacePrefix, prefixForm.MatchString, "1 to 4 letters and digits, a letter first")
+	top.text("interfacePrefix", &c.InterfacePrefix, isLinkPrefix, "1 to 4 letters and digits, a letter first")
 	top.nodeWide(&c.Wide)
 	top.log(&c.Log)
 	if sub := top.ipam(&c.IPAM); sub != nil && c.IPAM.Type == IPAMType { // another plugin's object is that plugin's to judge
@@ -126,9 +125,68 @@ func (o *object) nodeWide(w *Wide) {
 		sub.finish()
 	}
 	if sub := o.sub("accounting", false); sub != nil {
-		sub.text("backend", &w.Accounting, func(s string) bool { return s == "none" }, `"none": this version counts nothing`)
+		sub.text("backend", &w.Accounting, func(s string) bool {
+			return slices.Contains([]string{accounting.NFTables, accounting.IPTables, accounting.None}, s)
+		}, `"nftables", "iptables" or "none"`)
+		sub.classes("classes", &w.Classes)
 		sub.finish()
 	}
+}
+
+const maxClasses = 16 // a packet asks each of them in turn
+
+// Names are looked at by hand: to compile two expressions costs a process that starts a quarter of a millisecond.
+const (
+	lowerDigits = "abcdefghijklmnopqrstuvwxyz0123456789"
+	upperCase   = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	letters     = "abcdefghijklmnopqrstuvwxyz" + upperCase
+)
+
+// isLinkPrefix: a prefix and 11 hex digits make a link's name, which has 15 bytes.
+func isLinkPrefix(s string) bool {
+	return s != "" && len(s) <= 4 && strings.Trim(s, lowerDigits+upperCase) == "" && strings.Contains(letters, s[:1])
+}
+
+// takenNames are the classes that are always there, and what 'vmssctl top' sorts by beside classes.
+var takenNames = []string{accounting.Cluster, accounting.Internet, "total", "rx", "tx", "name"}
+
+// isClassName keeps a class's name harmless in rules, in comments and on the page.
+func isClassName(s string) bool {
+	return s != "" && len(s) <= 24 && strings.Trim(s, lowerDigits+"-") == "" && s[0] != '-' && s[len(s)-1] != '-'
+}
+
+// classes reads a list of {name, cidrs}; the first that holds a peer counts.
+func (o *object) classes(key string, dst *[]accounting.Class) {
+	raw, ok := o.take(key)
+	if !ok {
+		return
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil || len(list) > maxClasses {
+		o.wrong(key, fmt.Sprintf("a list of at most %d classes {name, cidrs}", maxClasses))
+		return
+	}
+	var out []accounting.Class
+	for i, item := range list {
+		one := &object{path: fmt.Sprintf("%s%s[%d].", o.path, key, i), how: o.how, errs: o.errs}
+		if json.Unmarshal(item, &one.fields) != nil || one.fields == nil {
+			o.wrong(key, fmt.Sprintf("a list of classes {name, cidrs}: [%d] is no object", i))
+			return
+		}
+		var c accounting.Class
+		one.text("name", &c.Name, func(s string) bool {
+			used := slices.ContainsFunc(out, func(c accounting.Class) bool { return c.Name == s })
+			return isClassName(s) && !used && !slices.Contains(takenNames, s)
+		}, "1 to 24 lower-case letters, digits and hyphens, another than those before it and than "+strings.Join(takenNames, ", "))
+		one.prefixes("cidrs", &c.Prefixes)
+		one.finish()
+		if c.Name == "" || len(c.Prefixes) == 0 {
+			o.wrong(key, fmt.Sprintf("a list of classes {name, cidrs}: [%d] has not both", i))
+			return
+		}
+		out = append(out, c)
+	}
+	*dst = out
 }
 
 func (o *object) log(l *Log) {

@@ -55,6 +55,16 @@ func (n *Node) lockForRelease(ctx context.Context, h Hash) (*boltfile.Held, erro
 // teardown removes what the kernel has of an attachment. Where no record tells its address (another IPAM plugin's, a lost
 // store), the link's mark does, and the conntrack entries are flushed here: nobody else could.
 func (n *Node) teardown(ctx context.Context, h Hash, g Grant) error {
+	if err := n.removeWiring(ctx, h, g); err != nil || n.allocates() {
+		return err
+	}
+	if err := n.endForeign(ctx, h); err != nil {
+		n.countLog().Error("last bytes of a pod are lost", "addr", g.Addr, "error", err)
+	}
+	return nil
+}
+
+func (n *Node) removeWiring(ctx context.Context, h Hash, g Grant) error {
 	if g.Addr.IsValid() {
 		return n.unwire(ctx, h, g)
 	}

@@ -13,6 +13,7 @@
 //	ask the kernel                who holds <ip>/32? somebody live: block the address, take the next; another IPAM plugin's goes
 //	                              back to it, and the ADD fails
 //	flush conntrack               what came for the address while it cooled must not reach the new pod
+//	count                         the address's counters stand, or are made; what fails here costs the pod nothing
 //	wire the pod                  pair, alias, pod side, host side up, <ip>/32 with CREATE|EXCL, wait until it can send
 //	read the lease back           it is still ours: print the result
 //
@@ -22,7 +23,7 @@
 //
 //	lock the container, leased -> releasing, remove route and link by their marks and see that they are gone (a link of our name
 //	and group is the attachment's, whatever its alias says, unless that is another one's of ours; else DEL fails),
-//	flush conntrack, releasing -> cooling
+//	flush conntrack, read the pod's counters, releasing -> cooling with its last bytes in the totals
 //
 // # What always holds
 //
@@ -37,5 +38,5 @@
 //	    remove by mark only
 //	I8  the store is an index over facts that the kernel holds too: a lost or damaged one is rebuilt, never guessed to be free
 //
-// Lock order: container, metadata, node, ipam; the last is innermost and never held over the others.
+// Lock order: container, metadata, node, fold, ipam; the last is innermost and never held over the others.
 package node

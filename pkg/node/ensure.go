@@ -155,8 +155,12 @@ func (n *Node) write(ctx context.Context, want record, hash string) error {
 	}
 	want.Applied, want.Place = hash, n.place
 	n.known = &want
+	countErr := n.applyCounting(ctx, &want)
 	n.log.Info("node-wide state written", "hash", hash, "network", want.Network)
-	return n.putRecord(ctx, want)
+	if err := n.putRecord(ctx, want); err != nil || n.noted == nil {
+		return err // accounting never costs a pod its network; Repair reports it
+	}
+	return countErr
 }
 
 // wanted is the record as this network's configuration has it. A second network may not change what the pods of others live by.

@@ -16,6 +16,7 @@ import (
 const (
 	nodeLockFile       = "node.lock"
 	metadataLockFile   = "metadata.lock"
+	foldLockFile       = "fold.lock"
 	containersLockFile = "containers.lock"
 )
 
@@ -57,8 +58,12 @@ type Node struct {
 	// known is the record that this invocation has read or written; nil before. What it says of the NICs may be read from
 	// it; a decision about the record itself reads the store.
 	known *record
+	// uncounted says that this invocation's ADD has not come to the pod's counters yet.
+	uncounted bool
 	// noted is told of each thing that Repair puts right; nil otherwise.
 	noted func(what string)
+	// pending is what Repair found that the next ADD will change.
+	pending string
 }
 
 // Open makes a Node. It opens sockets and reads the boot's id; the store is opened at its first use. A nil log discards; nil addrs takes the allocator's.
@@ -111,7 +116,7 @@ func (n *Node) observe(ctx context.Context) (allocator.Observed, error) {
 		a := l.Alias
 		seen.Holders = append(seen.Holders, allocator.Holder{
 			Addr: a.Addr, Generation: a.Generation, Key: a.Key, Network: a.Network, NetnsInode: a.NetnsInode,
-			Pod: a.Pod, Main: mainType,
+			Pod: a.Pod, Main: mainType, Metered: n.conf.Wide.Accounting != "none",
 		})
 	}
 	n.note("store made from what the kernel has: addresses of %d pods", len(seen.Holders))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -151,19 +152,23 @@ func (o *object) access(key string, dst *bool) {
 	*dst = v == "allow"
 }
 
-// mask reads "0x0fff0000"; a plain number is taken too.
+// mask reads "0x0fff0000", bits in a row, for they hold a number; zero is none. A plain number is taken too.
 func (o *object) mask(key string, dst *uint32) {
 	raw, ok := o.take(key)
 	if !ok {
 		return
 	}
 	v, err := strconv.ParseUint(strings.Trim(string(raw), `"`), 0, 32)
-	if err != nil {
-		o.wrong(key, "a 32-bit mask such as \"0x0fff0000\"")
+	number := v >> bits.TrailingZeros64(v)
+	if err != nil || number&(number+1) != 0 {
+		o.wrong(key, "a 32-bit mask of bits in a row such as \"0x0fff0000\"")
 		return
 	}
 	*dst = uint32(v)
 }
+
+// maxPrefixes: the kernel takes the elements of a set in one attribute, which ends at 1,638 intervals, and drops the rest without a word.
+const maxPrefixes = 1000
 
 // prefixes reads a list of IPv4 prefixes and keeps it sorted, so that order makes no difference.
 func (o *object) prefixes(key string, dst *[]netip.Prefix) {
@@ -174,6 +179,10 @@ func (o *object) prefixes(key string, dst *[]netip.Prefix) {
 	var list []string
 	if json.Unmarshal(raw, &list) != nil {
 		o.wrong(key, "a list of prefixes")
+		return
+	}
+	if len(list) > maxPrefixes {
+		o.wrong(key, fmt.Sprintf("a list of at most %d prefixes: it has %d", maxPrefixes, len(list)))
 		return
 	}
 	out := make([]netip.Prefix, 0, len(list))

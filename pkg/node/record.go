@@ -26,7 +26,8 @@ type record struct {
 	Applied string    `json:"applied"` // hash of all above as it was written to the kernel; "" = not yet
 	Place   place     `json:"place"`   // where that is
 	// Undone says that a NIC was down when Applied was written: routes by it are still to be made.
-	Undone bool `json:"undone,omitempty"`
+	Undone   bool     `json:"undone,omitempty"`
+	Counting counting `json:"counting,omitzero"`
 	// Skipped says of which NICs the last document could not be used, and why: for the errors of those who find nothing free.
 	Skipped []string `json:"skipped,omitempty"`
 	// Gone holds leases whose link a sweep found missing: "key hash/generation" -> boot clock of the first time.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/native-vmss/native-vmss/internal/nstest"
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -26,6 +27,7 @@ var nodeWideChanges = []struct {
 	{"metadataAccess.wireserver", func(w *Wide) { w.Wireserver = true }},
 	{"metadataAccess.imds", func(w *Wide) { w.IMDS = true }},
 	{"accounting.backend", func(w *Wide) { w.Accounting = "iptables" }},
+	{"accounting.classes", func(w *Wide) { w.Classes = []accounting.Class{{Name: "hub", Prefixes: prefixes("10.1.0.0/16")}} }},
 }
 
 func TestNodeWide_differs(t *testing.T) {
@@ -192,7 +194,7 @@ func TestNetnsNode_wanted_releasing(t *testing.T) {
 	if _, err := n.wanted(t.Context(), have); !errors.Is(err, ErrConfig) {
 		t.Errorf("releasing: wanted = %v", err)
 	}
-	if err := n.store.Cool(t.Context(), lease); err != nil {
+	if err := n.store.Cool(t.Context(), lease, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.wanted(t.Context(), have); err != nil {

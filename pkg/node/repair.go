@@ -20,6 +20,8 @@ const repairRefresh = 5 * time.Second
 type Repaired struct {
 	Changed []string
 	Pods    int // links of pods that were looked at
+	// Pending names a node-wide key that the configuration has changed since the last ADD; empty: none.
+	Pending string
 }
 
 // Repair puts back what others flushed or changed: the node-wide state first, then each live pod's route, link and MAC, and
@@ -32,6 +34,7 @@ func (n *Node) Repair(ctx context.Context) (done Repaired, err error) {
 		n.kernel.OnChange(nil)
 	}()
 	done.Pods, err = n.repair(ctx)
+	done.Pending = n.pending
 	return done, err
 }
 
@@ -81,7 +84,16 @@ func (n *Node) repair(ctx context.Context) (pods int, err error) {
 			errs = append(errs, n.unknown(ctx, link))
 		}
 	}
-	return len(links), errors.Join(errs...)
+	return len(links), errors.Join(append(errs, n.endGone(ctx, leases, links))...)
+}
+
+// pendingIn names a key that the next ADD will change: Repair puts back what the pods here were made with.
+func (n *Node) pendingIn(rec record) string {
+	stands, asked, differ := rec.Wide.differs(n.conf.Wide)
+	if rec.Network != n.conf.Name || !differ {
+		return ""
+	}
+	return fmt.Sprintf("%s is %s in the configuration, %s on the node: the next ADD changes it", asked.name, asked.value, stands.value)
 }
 
 // repairNode writes the node-wide state again, whatever the record says of it: rules inside a chain that stands may be gone.
@@ -90,6 +102,7 @@ func (n *Node) repairNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.pending = n.pendingIn(rec)
 	if rec.Network != "" { // what the pods here were made with, not what a file says today
 		n.conf.Name, n.conf.Wide = rec.Network, rec.Wide
 	}

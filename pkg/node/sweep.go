@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -187,7 +188,8 @@ func (n *Node) lostMark(ctx context.Context, link routes.PodLink, lease allocato
 	}
 	pod, err := n.kernel.OpenPod(lease.Owner.Netns)
 	if err != nil {
-		return false // ended, or a path of other processes: a link that never was up is nobody's then
+		// Ended, or the path is another thing by now: a link that never was up is nobody's then. Any other error tells nothing.
+		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, routes.ErrNotNetns) && !errors.Is(err, routes.ErrOwnNetns)
 	}
 	defer pod.Close()
 	has, err := pod.HasAddr(ctx, lease.Owner.IfName, link.Index, lease.Addr)

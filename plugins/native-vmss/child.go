@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -45,6 +46,10 @@ func (c *childExec) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	if err := failpoint.Hit("native-vmss.exec"); err != nil {
 		return nil, err
 	}
+	// The death signal comes when the thread ends that started the child. A thread of our own for the whole process would cost an ADD a
+	// millisecond: then each goroutine that waits for another is a switch of threads.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	c.lastWords.Reset()
 	stdout := &bytes.Buffer{}
 	cmd := exec.CommandContext(ctx, path)
