@@ -44,6 +44,7 @@ func (s *criSteps) restart(n *criNode) {
 // killed starts a pod and kills containerd while a call is under way, which nobody waits for then.
 func (n *criNode) killed(verb, pod string) criCall {
 	n.t.Helper()
+	n.rested()
 	done := make(chan error, 1)
 	call, release := n.calling(verb, func() {
 		p := n.configured(pod)
@@ -56,6 +57,22 @@ func (n *criNode) killed(verb, pod string) criCall {
 	}
 	n.awaitEnd(call)
 	return call
+}
+
+// rested waits for an address: the pool is small, and on a fast machine all of them may be cooling.
+func (n *criNode) rested() {
+	n.t.Helper()
+	const coolDown = 30 // seconds, the default
+	type row struct {
+		State      string
+		ForSeconds int64
+	}
+	assignable := func(r row) bool { return r.State == "free" || r.State == "cooling" && r.ForSeconds > coolDown }
+	if !pathEventually(criStart, func() bool {
+		return slices.ContainsFunc(pathJSON[[]row](n.t, n.mustCtl("ipam", "list", "-a", "-o", "json")), assignable)
+	}) {
+		n.t.Fatal("no address is free: " + n.mustCtl("ipam", "list", "-a"))
+	}
 }
 
 // recovered has kubelet remove what the next containerd remembers.
@@ -108,6 +125,7 @@ func (s *criSteps) killedAfterADD(n *criNode) {
 
 // killedInDEL: the DEL that nobody waits for any more and those that kubelet asks for afterwards begin at the same time.
 func (s *criSteps) killedInDEL(n *criNode) {
+	n.rested()
 	p := n.configured("unlucky-too")
 	if err := n.runSandbox(p); err != nil {
 		n.t.Fatal(err)

@@ -198,7 +198,7 @@ func (n *fpNode) plugin(c lab.Call, env []string) fpEnd {
 		return fpEnd{killed: true, text: fmt.Sprintf("%v", o.Err)}
 	}
 	a := n.judge(c, o)
-	return fpEnd{failed: a.Exit != 0, text: a.Msg}
+	return fpEnd{failed: a.Exit != 0, text: a.Msg, log: string(o.Stderr)}
 }
 
 // repairing runs a repair of the build that fails.
@@ -209,5 +209,5 @@ func (n *fpNode) repairing(env []string) fpEnd {
 	if errors.As(err, &exit) && exit.ExitCode() == -1 {
 		return fpEnd{killed: true, text: err.Error()}
 	}
-	return fpEnd{failed: err != nil, text: out}
+	return fpEnd{failed: err != nil, text: out, log: out}
 }

@@ -85,6 +85,7 @@ var fpNamed = []struct {
 	{"", regexp.MustCompile(`failpoint\.Hit\("([a-z.-]+)"\)`)},
 	{"routes.", regexp.MustCompile(`\b(?:do|dump|netfilter|nftAsk|nftDump|enter)\((?:ctx|context\.Background\(\)), (?:[\w.]+, )?"([a-z0-9-]+)"`)},
 	{"routes.", regexp.MustCompile(`\{"(pod-[a-z-]+)", (?:true|false),`)},
+	{"accounting.", regexp.MustCompile(`\bnftEnter\(ctx, "([a-z-]+)"`)},
 }
 
 // Each point that the code names is passed by a case here, or by what is named with it. A new step is then either broken by these

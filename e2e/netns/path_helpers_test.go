@@ -43,21 +43,27 @@ func (s *stage) ctl(args ...string) (string, error) {
 
 func (s *stage) ctlEnv(binary string, env []string, args ...string) (string, error) {
 	s.t.Helper()
-	file, err := os.CreateTemp(s.Dir, "ctl-*.json") // one for each: they run side by side
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	conf := file.Name()
-	_, err = file.Write(s.conf())
-	if err := errors.Join(err, file.Close()); err != nil {
-		s.t.Fatal(err)
-	}
+	conf := s.ctlConf()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := s.Node.Command(ctx, program(s.t, binary), append([]string{"--conf", conf}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// ctlConf writes the stage's configuration to a file; one for each caller: they run side by side.
+func (s *stage) ctlConf() string {
+	s.t.Helper()
+	file, err := os.CreateTemp(s.Dir, "ctl-*.json")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, err = file.Write(s.conf())
+	if err := errors.Join(err, file.Close()); err != nil {
+		s.t.Fatal(err)
+	}
+	return file.Name()
 }
 
 // mustCtl wants exit 0.

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -22,8 +23,13 @@ type pathRow struct {
 // pathLeases asks vmssctl which addresses are leased, with their generations.
 func (s *stage) pathLeases() map[string]uint64 {
 	s.t.Helper()
+	// Standard output alone: that a store was lost is said beside it.
+	list, err := s.Node.Command(context.Background(), program(s.t, "vmssctl"), "--conf", s.ctlConf(), "ipam", "list", "-o", "json").Output()
+	if err != nil {
+		s.t.Fatalf("vmssctl ipam list: %v", err)
+	}
 	out := map[string]uint64{}
-	for _, r := range pathJSON[[]pathRow](s.t, s.mustCtl("ipam", "list", "-o", "json")) {
+	for _, r := range pathJSON[[]pathRow](s.t, string(list)) {
 		if r.State == "leased" {
 			out[r.Address] = r.Generation
 		}

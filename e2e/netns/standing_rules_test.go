@@ -63,6 +63,10 @@ func TestNetnsStanding_pods_come_and_go_without_a_rule(t *testing.T) {
 		file := filepath.Join(s.Dir, name+".monitor")
 		told := strings.TrimPrefix(s.watched(file, "ended", m.mark), before[name])
 		for line := range strings.Lines(told) {
+			// The first pod with an address makes its counters, once; nothing of them ever goes.
+			if strings.HasPrefix(line, "add ") && strings.Contains(line, " native_vmss_acct ") {
+				continue
+			}
 			if !strings.Contains(line, "begin") && !strings.Contains(line, "ended") && !strings.HasPrefix(line, "# new generation") {
 				t.Errorf("%s: %s", m.command, strings.TrimSpace(line))
 			}

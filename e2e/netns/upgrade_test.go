@@ -71,9 +71,9 @@ func TestNetnsUpgrade_store_of_a_newer_version(t *testing.T) {
 		t.Fatalf("ipam-vmss: %s", o.Stdout)
 	}
 	leases := s.pathLeases()
-	s.setSchema(2)
+	s.setSchema(3)
 	store, files := s.storeBytes(), s.sh("ls -A "+stateDir)
-	newer := []string{"newer schema", "ipam.db has 2", "reads up to 1"}
+	newer := []string{"newer schema", "ipam.db has 3", "reads up to 2"}
 
 	q := s.Pod(t, "q")
 	during := s.snapshot()
@@ -116,7 +116,7 @@ func TestNetnsUpgrade_store_of_a_newer_version(t *testing.T) {
 		t.Errorf("the newer version's store was changed; files %s", s.sh("ls -A "+stateDir))
 	}
 
-	s.setSchema(1) // that version is back
+	s.setSchema(2) // that version is back
 	if now := s.pathLeases(); !maps.Equal(now, leases) {
 		t.Errorf("leases %v, before the downgrade %v", now, leases)
 	}
@@ -258,7 +258,8 @@ func (s *stage) layout(before lab.Snapshot, pod *lab.Namespace) string {
 	s.t.Helper()
 	var lines []string
 	for _, line := range before.Diff(s.snapshot()) {
-		if !strings.HasPrefix(line, "file ") {
+		// The table of counters is no pod's life: pkg/accounting has its form in a golden file, and makes it anew where it is another.
+		if !strings.HasPrefix(line, "file ") && !strings.Contains(line, `"native_vmss_acct"`) {
 			lines = append(lines, layoutNoise.ReplaceAllString(line, "$1 * $2 *"))
 		}
 	}

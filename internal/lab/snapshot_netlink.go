@@ -153,6 +153,9 @@ func dumpTables(_ context.Context, s *scene) ([]string, error) {
 			if err != nil {
 				return nil, err
 			}
+			if t.Name == countersTable && set.IsMap {
+				elems = nil
+			}
 			lines = append(lines, fmt.Sprintf("set %s %s: %s", name, set.Name, elementKeys(elems)))
 		}
 		objs, err := c.GetObjects(t)
@@ -160,7 +163,7 @@ func dumpTables(_ context.Context, s *scene) ([]string, error) {
 			return nil, err
 		}
 		for _, o := range objs {
-			if k, ok := o.(*nftables.CounterObj); ok {
+			if k, ok := o.(*nftables.CounterObj); ok && (t.Name != countersTable || !ofAddress(k.Name)) {
 				lines = append(lines, fmt.Sprintf("counter %s %s", name, k.Name))
 			}
 		}
@@ -176,6 +179,9 @@ func dumpChains(c *nftables.Conn) ([]string, error) {
 	}
 	var lines []string
 	for _, ch := range chains {
+		if ch.Table.Name == countersTable && ofAddress(ch.Name) {
+			continue
+		}
 		rules, err := c.GetRules(ch.Table, ch)
 		if err != nil {
 			return nil, err

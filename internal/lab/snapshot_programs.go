@@ -150,7 +150,7 @@ func lookRuleset(ctx context.Context, s *scene) ([]string, error) {
 	}
 	var lines []string
 	for _, o := range doc.Nftables {
-		if _, about := o["metainfo"]; !about {
+		if _, about := o["metainfo"]; !about && withoutAddresses(o) {
 			lines = append(lines, line(o))
 		}
 	}
