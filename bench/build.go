@@ -61,6 +61,31 @@ func build(ctx context.Context) (b binaries, err error) {
 	return b, command(ctx, ".", "go", append(flags, source)...)
 }
 
+// install copies all programs of a folder, as people and runtimes' installers do. What a linker has just written stands in memory page by
+// page, a copy in larger pieces, and a process starts half a millisecond faster from those: both sides get the same.
+func install(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, file := range files {
+		if !file.Type().IsRegular() {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(from, file.Name()))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, file.Name()), text, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // peerDir is a folder of the user's cache that is named after everything that decides what is built.
 func peerDir() (string, error) {
 	h := sha256.New()

@@ -31,7 +31,7 @@ func run() int {
 	flag.IntVar(&o.rounds, "rounds", 30, "rounds of the rows that start single processes")
 	flag.IntVar(&o.bursts, "bursts", 10, "rounds of the row that starts many at once")
 	flag.IntVar(&o.burstSize, "burst-size", 250, "processes that start at once")
-	flag.StringVar(&o.rows, "rows", "pod,size,store,burst,version", "what to measure")
+	flag.StringVar(&o.rows, "rows", "pod,accounting,traffic,size,store,burst,version", "what to measure")
 	flag.BoolVar(&o.guard, "guard", false, "exit with 1 when a figure misses what it must hold; writes no results")
 	flag.StringVar(&o.results, "results", "RESULTS.md", "file that the run is appended to; empty: none")
 	flag.StringVar(&o.against, "against", "", "folder with an earlier build of ours, measured in the peers' place; writes no results")
@@ -77,12 +77,15 @@ func bench(ctx context.Context, o options) (rep *report, err error) {
 			return nil, err
 		}
 	}
+	if err := f.install(); err != nil {
+		return nil, err
+	}
 	rep = newReport(o)
 	rows := []struct {
 		name string
 		run  func(context.Context, *fixture, options, *report) error
 	}{
-		{"pod", podRows}, {"size", sizeRow}, {"store", storeRows}, {"burst", burstRow}, {"version", versionRows},
+		{"pod", podRows}, {"accounting", accountingRows}, {"traffic", trafficRows}, {"size", sizeRow}, {"store", storeRows}, {"burst", burstRow}, {"version", versionRows},
 	}
 	chosen := strings.Split(o.rows, ",")
 	for _, r := range rows {

@@ -91,7 +91,7 @@ func (r *report) text() string {
 	fmt.Fprintf(&b, "%s · %d processors (%s) · Linux %s · %s\n", runtime.GOARCH, runtime.NumCPU(), cpuModel(), kernel(), runtime.Version())
 	fmt.Fprintf(&b, "rounds %d, bursts %d of %d · load average %s before, %s after · took %s\n",
 		r.o.rounds, r.o.bursts, r.o.burstSize, r.loadBefore, r.loadAfter, time.Since(r.started).Round(time.Second))
-	for _, s := range append([]string{"accounting is not built yet: off on both sides", r.o.note}, r.remarks...) {
+	for _, s := range append([]string{"accounting by nftables, the default, on our side; the peers have none", r.o.note}, r.remarks...) {
 		if s != "" {
 			fmt.Fprintf(&b, "note: %s\n", s)
 		}
@@ -105,7 +105,7 @@ func (r *report) text() string {
 
 func (x row) line() string {
 	if x.unit != "" {
-		return fmt.Sprintf("| %s | – | %.1f %s | – | – | – | %s | %s | %s | – | 1 |\n",
+		return fmt.Sprintf("| %s | – | %.2f %s | – | – | – | %s | %s | %s | – | 1 |\n",
 			x.name, x.value, x.unit, limit(x.mustNum, " "+x.unit), limit(x.goalNum, " "+x.unit), x.verdict())
 	}
 	a := x.times(x.a)

@@ -43,6 +43,27 @@ func (f *fixture) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(fo
 // Logf reports.
 func (f *fixture) Logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
+// install has all that is measured run from copies.
+func (f *fixture) install() error {
+	dir, err := os.MkdirTemp("", "nvt-bench-")
+	if err != nil {
+		return err
+	}
+	f.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for name, from := range map[string]*string{"ours": &f.bin.ours, "peers": &f.bin.peers, "against": &f.bin.against} {
+		if *from == "" {
+			continue
+		}
+		to := filepath.Join(dir, name)
+		if err := install(*from, to); err != nil {
+			return err
+		}
+		*from = to
+	}
+	f.bin.empty = filepath.Join(f.bin.peers, filepath.Base(f.bin.empty))
+	return nil
+}
+
 // cleanUp removes the labs and turns what Fatalf threw into an error.
 func (f *fixture) cleanUp(err *error) {
 	p := recover()
@@ -96,7 +117,7 @@ func (f *fixture) ours(o lab.SimpleOptions, change func(conf map[string]any)) (*
 // in /var/lib/cni, which is in memory on a node of the lab, as our store is.
 func (f *fixture) peer(o lab.SimpleOptions) (*side, error) {
 	if f.bin.against != "" {
-		s, err := f.ours(poolOf(burstPool), nil)
+		s, err := f.ours(poolOf(burstPool), atOnce)
 		if err == nil {
 			s.name, s.path, s.binary = "earlier build", f.bin.against, filepath.Join(f.bin.against, "native-vmss")
 		}
