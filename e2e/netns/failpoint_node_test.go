@@ -40,7 +40,8 @@ func (f *fpSuite) newFPNode(t *testing.T) *fpNode {
 	t.Helper()
 	n := &fpNode{stage: newStage(t, poolOf(200)), rebuilt: f.rebuilt}
 	n.sh("sysctl -qw net.ipv6.conf.default.disable_ipv6=1") // addresses that come some time after their link would be news
-	n.ipam["cooldown"] = "1ms"
+	// An ADD that finds its list of addresses too old asks again, and passes more points than it did when they were looked for.
+	n.ipam["cooldown"], n.ipam["refresh"] = "1ms", "24h"
 	n.settle()
 	p, a := n.pathPod(fpNeighbour)
 	n.near, n.neighbour, n.record = p, a, n.records()[a.IP]

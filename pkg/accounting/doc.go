@@ -22,8 +22,9 @@
 //
 //   - what a pod sends and routing drops (no route, an address of the unreachable kind, a failed source check) is not tx;
 //   - what a later chain drops on its way to a pod (another rule of mangle or nat POSTROUTING, or of an nft chain behind it) is rx;
-//   - a rule of others before ours in those chains that ends them (ACCEPT, RETURN, DROP) hides packets from us: ours are put in front
-//     when they are made, and left where they are afterwards, for a tool that does likewise would move them away again for ever;
+//   - a rule of others before ours in those chains that ends them hides packets from us. Ours are put in front when they are made, and
+//     left where they are afterwards, for a tool that does likewise would move them away again for ever; only behind one that ends the
+//     chain itself (ACCEPT, RETURN, a goto) Apply puts them in front again. What others drop, or accept in a chain of theirs, isn't seen;
 //   - packets to a pod don't carry its mark, only those that it sends;
 //   - Stop leaves an address's chains, which no packet reaches any more, until Apply or the next pod: the page of iptables-exporter
 //     shows an ended pod until then;

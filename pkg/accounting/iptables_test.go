@@ -323,6 +323,50 @@ func TestNetnsIPTables_doubled(t *testing.T) {
 	})
 }
 
+// What a rule of others before ours takes goes uncounted: it is said, and from then on counted. What doesn't end the chain is left in front.
+func TestNetnsIPTables_overshadowed(t *testing.T) {
+	forFlavours(t, func(t *testing.T, flavour string) {
+		l := newLab(t)
+		b := newIPTables(t)
+		conf := testConf()
+		web0 := l.subjects[0].Addr
+		apply(t, b, conf, l.subjects[:]...)
+		ipt := "iptables-" + flavour + " -t mangle "
+		l.node.Run(ipt + "-N OTHERS")
+		for i, r := range []struct {
+			rule      string
+			uncounted bool
+		}{
+			{"-j OTHERS", false},
+			{"-p icmp -j MARK --set-xmark 0x1/0x1", false},
+			{"-j ACCEPT", true},
+			{"-p icmp -j RETURN", true},
+			{"-s " + web0.String() + " -g OTHERS", true},
+		} {
+			l.node.Run(ipt + "-I FORWARD " + r.rule)
+			before := bytesOf(read(t, b).Pods[web0], TX, Cluster)
+			ping(l.pods[0], "10.1.0.2")
+			lost := bytesOf(read(t, b).Pods[web0], TX, Cluster) == before
+			changed, doubted := apply(t, b, conf, l.subjects[:]...)
+			if lost != r.uncounted || lost != (len(doubted) > 0) || lost != (len(changed) > 0) {
+				t.Errorf("%s: lost %v, want %v; changed %q, doubted %q", r.rule, lost, r.uncounted, changed, doubted)
+			}
+			if lost && !strings.Contains(doubted[0], strings.Fields(r.rule)[len(strings.Fields(r.rule))-1]) {
+				t.Errorf("%s is not named: %q", r.rule, doubted)
+			}
+			before = bytesOf(read(t, b).Pods[web0], TX, Cluster)
+			ping(l.pods[0], "10.1.0.2")
+			wantBytes(t, "after "+r.rule, read(t, b).Pods[web0], TX, Cluster, before+pings*pingBytes)
+			if changed, _ := apply(t, b, conf, l.subjects[:]...); len(changed) != 0 {
+				t.Errorf("%s: changed again: %q", r.rule, changed)
+			}
+			if n := countOf(rules(t, l.node, flavour), "-A FORWARD"); n != i+2 {
+				t.Errorf("%s: %d rules in FORWARD, want %d", r.rule, n, i+2)
+			}
+		}
+	})
+}
+
 // Rules of others stay as they are, their values too, and detection makes no table.
 func TestNetnsIPTables_foreignRules(t *testing.T) {
 	forFlavours(t, func(t *testing.T, flavour string) {

@@ -89,24 +89,33 @@ func planDrop(have table) *plan {
 }
 
 // hooks puts one rule of each kind into the chains of others, in front when it is made. It is left where it stands then: whoever
-// also wants to be first would move us away for ever. What else leads to our chains counts packets twice, whoever made it.
+// also wants to be first would move us away for ever. But it goes in front again where a rule before it ends a packet's way through the
+// chain: what that rule takes would never be counted. What else leads to our chains counts packets twice, whoever made it.
 func (p *plan) hooks(wanted []hook) {
 	stands := make([]bool, len(wanted))
 	for _, chain := range slices.Sorted(maps.Keys(p.have)) {
 		if strings.HasPrefix(chain, chainPrefix) {
 			continue
 		}
+		var before string // the first rule in the chain that ends it
 		for _, r := range p.have[chain] {
 			if !strings.HasPrefix(target(r.spec), chainPrefix) {
+				if before == "" && endsChain(r) {
+					before = r.spec
+				}
 				continue
 			}
 			i := slices.IndexFunc(wanted, func(h hook) bool { return h.chain == chain && r.is(h.spec) })
-			if i >= 0 && !stands[i] {
+			if i >= 0 && !stands[i] && before == "" {
 				stands[i] = true
 				continue
 			}
 			p.static = true
 			p.add("-D %s %s", chain, r.spec)
+			if i >= 0 && !stands[i] {
+				p.noteIf(target(r.spec) != chainMark, "rule stood behind one that ends the chain (%s): %s %s", before, chain, r.spec)
+				continue
+			}
 			doubt := p.applied || i >= 0 || target(r.spec) == chainTX || target(r.spec) == chainRX
 			p.noteIf(doubt && target(r.spec) != chainMark, "rule removed: %s %s", chain, r.spec)
 		}
@@ -118,6 +127,19 @@ func (p *plan) hooks(wanted []hook) {
 			p.noteIf(p.applied && target(h.spec) != chainMark, "rule added: %s %s", h.chain, h.spec)
 		}
 	}
+}
+
+// endsChain reports whether a packet that a rule takes leaves the chain alive there: from where a goto leads it doesn't come back. One
+// that is dropped is no traffic, and what a chain that is jumped to does with a packet is not looked at.
+func endsChain(r rule) bool {
+	if option(r.spec, "-g") != "" {
+		return true
+	}
+	switch target(r.spec) {
+	case "ACCEPT", "RETURN", "QUEUE", "NFQUEUE":
+		return true
+	}
+	return false
 }
 
 // node writes the rules that count the node's own traffic.

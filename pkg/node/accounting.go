@@ -16,6 +16,7 @@ import (
 	"github.com/native-vmss/native-vmss/internal/boltfile"
 	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
+	"github.com/native-vmss/native-vmss/pkg/routes"
 )
 
 const (
@@ -96,12 +97,20 @@ func (n *Node) openBackend(name string) (accounting.Backend, error) {
 // applyCounting brings accounting to what the record's configuration wants and folds what was counted since. Nothing that fails
 // here may cost a pod its network: the record says why nothing is counted, and the next Repair tries again.
 func (n *Node) applyCounting(ctx context.Context, rec *record) error {
+	var links []routes.PodLink
+	var err error
+	if rec.wantsCounting() { // where links come and go a list takes long: nobody waits for it who only wants to count
+		links, err = n.kernel.Links(ctx)
+		err = notNow(err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, accountingTimeout)
 	defer cancel()
 	was := rec.Counting
-	err := n.leaveBackend(ctx, rec)
+	if err == nil {
+		err = n.leaveBackend(ctx, rec)
+	}
 	if err == nil && rec.wantsCounting() {
-		err = n.enterBackend(ctx, rec)
+		err = n.enterBackend(ctx, rec, links)
 	}
 	if errors.Is(err, errNotNow) { // what stands goes on as it was
 		n.countLog().Error("accounting not looked at", "error", err)
@@ -216,7 +225,8 @@ func (n *Node) dropCounting(ctx context.Context) (had string, err error) {
 	return had, errors.Join(n.store.StopMeters(ctx), n.putRecord(ctx, rec))
 }
 
-func (n *Node) enterBackend(ctx context.Context, rec *record) error {
+// enterBackend has the wanted backend count. The links are those of pods, from before.
+func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.PodLink) error {
 	b, err := n.openBackend(rec.Wide.Accounting)
 	if err != nil {
 		return err
@@ -229,20 +239,22 @@ func (n *Node) enterBackend(ctx context.Context, rec *record) error {
 		return notNow(err)
 	}
 	defer held.Unlock()
-	subjects, err := n.subjects(ctx)
+	subjects, err := n.subjects(ctx, links)
 	if err != nil {
 		return notNow(err)
 	}
 	conf := rec.countingConf()
+	stood := rec.Counting.Backend == rec.Wide.Accounting // then what Apply finds is what it made, or another's doing
+	renewed := stood && rec.Counting.Hash != conf.Hash
 	removed := false
-	if rec.Counting.Backend == rec.Wide.Accounting { // what is written anew below begins at zero; a class may go, and its counters with it
+	if stood { // what is written anew below begins at zero; a class may go, and its counters with it
 		err := n.fold(ctx, b, *rec, allocator.Fold{})
 		if removed = errors.Is(err, accounting.ErrNotApplied); err != nil {
 			n.countLog().Error("bytes since the last fold may be lost", "error", err)
 		}
 	}
 	level := slog.LevelWarn // others have changed what was there
-	if rec.Counting.Backend == "" || rec.Counting.Hash != conf.Hash {
+	if !stood || renewed {
 		level = slog.LevelInfo
 	}
 	changed, doubted, err := b.Apply(ctx, conf, subjects)
@@ -253,14 +265,14 @@ func (n *Node) enterBackend(ctx context.Context, rec *record) error {
 	if err != nil {
 		return err
 	}
-	if rec.Counting.Backend == "" && rec.Wide.Accounting == accounting.IPTables {
+	if !stood && rec.Wide.Accounting == accounting.IPTables {
 		n.countLog().Warn(iptablesPrice)
 		n.note(iptablesPrice)
 	}
 	reasons := map[string]uint64{}
 	// Rules of iptables begin anew with another configuration: what came between the reading and the writing is lost.
-	anew := rec.Wide.Accounting == accounting.IPTables && rec.Counting.Backend == accounting.IPTables && rec.Counting.Hash != conf.Hash
-	if anew || removed || len(doubted) > 0 && rec.Counting.Backend == rec.Wide.Accounting { // else there was nothing to find
+	anew := renewed && rec.Wide.Accounting == accounting.IPTables
+	if anew || removed || stood && len(doubted) > 0 {
 		n.countLog().Error("bytes since the last fold may be counted twice or not at all", "changes", strings.Join(doubted, "; "))
 		reasons[resetRules] = 1
 	}

@@ -9,15 +9,16 @@ import (
 
 	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
+	"github.com/native-vmss/native-vmss/pkg/routes"
 )
 
 // subjects are the addresses that are counted: those that were pods' once and are still the node's, and pods that came before accounting.
-func (n *Node) subjects(ctx context.Context) ([]accounting.Subject, error) {
+func (n *Node) subjects(ctx context.Context, links []routes.PodLink) ([]accounting.Subject, error) {
 	leases, err := n.store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.meterPods(ctx, leases); err != nil {
+	if err := n.meterPods(ctx, leases, links); err != nil {
 		return nil, err
 	}
 	if err := n.forgetMeters(ctx, leases); err != nil {
@@ -39,7 +40,7 @@ func subjectOf(m allocator.Meter) accounting.Subject {
 }
 
 // meterPods begins to count pods that nobody counts: they are older than accounting here, or their ADD could not note it.
-func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease) error {
+func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease, links []routes.PodLink) error {
 	books, err := n.store.Books(ctx)
 	if err != nil {
 		return err
@@ -56,12 +57,15 @@ func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease) error {
 			})
 		}
 	}
-	links, err := n.kernel.Links(ctx)
-	if err != nil {
-		return err
-	}
 	for _, l := range links { // of pods whose addresses are another IPAM plugin's the link's mark is all that is known
 		if l.Marked && l.Alias.Generation == NoLease && counted[l.Alias.Addr] == 0 {
+			now, stands, err := n.kernel.Link(ctx, l.Name) // the list is older than the lock
+			if err != nil && !errors.Is(err, routes.ErrForeignLink) {
+				return err
+			}
+			if !stands || now.Alias != l.Alias {
+				continue
+			}
 			namespace, pod, _ := strings.Cut(l.Alias.Pod, "/")
 			missing = append(missing, allocator.StartMeter{Addr: l.Alias.Addr, Key: l.Alias.Key, Namespace: namespace, Pod: pod})
 		}
