@@ -72,6 +72,9 @@ func (n *Namespace) SetUp(link string) error {
 	return n.withLink(link, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetUp(l) })
 }
 
+// DelLink removes a link, and its peer with it.
+func (n *Namespace) DelLink(link string) error { return n.withLink(link, (*netlink.Handle).LinkDel) }
+
 // SetMAC gives a link another hardware address.
 func (n *Namespace) SetMAC(link string, mac net.HardwareAddr) error {
 	return n.withLink(link, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetHardwareAddr(l, mac) })
