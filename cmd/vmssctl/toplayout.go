@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -16,16 +17,28 @@ const (
 	minName     = 12
 	numberWidth = 5 // 9.99M
 	gap         = "  "
+	minShare    = 5 // lines for the namespaces, where there are twice as many
 )
 
 // layout makes the lines of a frame for a terminal of that size; zero: all, as wide as they are. Where there is no room, what comes
-// last is left out, and counted.
+// last is left out, rows and columns, and that is said.
 func layout(f frame, sort string, width, height int) []string {
+	if i := slices.Index(f.classes, sort); i >= 0 && width > 0 { // what is asked for stays longest
+		f.classes = slices.Concat(f.classes[i:i+1], f.classes[:i], f.classes[i+1:])
+	}
 	lines := header(f, sort)
-	namespaces, pods := namespaceTable(f, width), podTable(f, width)
+	namespaces, lost := namespaceTable(f, width)
+	pods, alsoLost := podTable(f, width)
+	if lost = append(lost, alsoLost...); len(lost) > 0 {
+		slices.Sort(lost)
+		lines = append(lines, "too narrow for: "+strings.Join(slices.Compact(lost), ", "))
+	}
 	if height > 0 {
 		room := height - len(lines) - 2 // empty lines
-		share := min(len(namespaces), max(room/3, room-len(pods)))
+		share := min(len(namespaces), max(room/3, min(minShare, room/2), room-len(pods)))
+		if share < tableHead+2 { // no row, or one and no count of the others
+			share = 0
+		}
 		namespaces, pods = shorten(namespaces, share), shorten(pods, room-share)
 	}
 	lines = append(append(lines, ""), namespaces...)
@@ -82,7 +95,7 @@ func cells(f frame, r rates, names ...string) []string {
 	return row
 }
 
-func namespaceTable(f frame, width int) []string {
+func namespaceTable(f frame, width int) (lines, lost []string) {
 	names := maxName
 	if width > 0 {
 		names = max(minName, min(names, width-numbersWidth(len(f.classes)+2)))
@@ -100,10 +113,10 @@ func namespaceTable(f frame, width int) []string {
 	for _, n := range f.namespaces {
 		add(name(n.namespace, names), n.rates)
 	}
-	return t.lines()
+	return t.lines(width)
 }
 
-func podTable(f frame, width int) []string {
+func podTable(f frame, width int) (lines, lost []string) {
 	type key struct{ namespace, pod string }
 	same := map[key]int{}
 	for _, p := range f.pods {
@@ -119,7 +132,7 @@ func podTable(f frame, width int) []string {
 		pod := name(p.pod, max(minName, podWidth-len(address))) + address
 		t.rows = append(t.rows, cells(f, p.rates, name(p.namespace, namespaceWidth), pod))
 	}
-	return t.lines()
+	return t.lines(width)
 }
 
 func numbersWidth(groups int) int { return groups * len(directions) * (numberWidth + len(gap)) }
@@ -184,8 +197,9 @@ func short(known bool, v float64) string {
 // tableHead is how many lines of a table are no row: groups, and names of columns.
 const tableHead = 2
 
-// lines has names begin, and numbers end, below each other.
-func (t table) lines() []string {
+// lines has names begin, and numbers end, below each other. Groups that would stand beyond the width are left out: half a number is a
+// wrong one.
+func (t table) lines(width int) (lines, lost []string) {
 	for range t.groups {
 		t.rows[0] = append(t.rows[0], "RX", "TX")
 	}
@@ -198,6 +212,11 @@ func (t table) lines() []string {
 			}
 		}
 	}
+	for total(widths) > width && width > 0 && len(t.groups) > 1 {
+		last := len(t.groups) - 1
+		t.groups, lost = t.groups[:last], append(lost, t.groups[last])
+		widths = widths[:len(widths)-len(directions)]
+	}
 	var top strings.Builder
 	for _, w := range widths[:t.names] {
 		top.WriteString(strings.Repeat(" ", w) + gap)
@@ -205,12 +224,12 @@ func (t table) lines() []string {
 	for i, group := range t.groups {
 		at := t.names + i*len(directions)
 		width := widths[at] + len(gap) + widths[at+1]
-		fmt.Fprintf(&top, "%*s%s", width, clip(group, width), gap)
+		fmt.Fprintf(&top, "%*s%s", width, name(group, width), gap)
 	}
-	lines := []string{strings.TrimRight(top.String(), " ")}
+	lines = []string{strings.TrimRight(top.String(), " ")}
 	for _, row := range t.rows {
 		var line strings.Builder
-		for i, cell := range row {
+		for i, cell := range row[:len(widths)] {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
 			if i < t.names {
 				cell, pad = pad, cell // to the left
@@ -219,5 +238,13 @@ func (t table) lines() []string {
 		}
 		lines = append(lines, strings.TrimRight(line.String(), " "))
 	}
-	return lines
+	return lines, lost
+}
+
+func total(widths []int) int {
+	sum := -len(gap) // none at the end
+	for _, w := range widths {
+		sum += w + len(gap)
+	}
+	return sum
 }

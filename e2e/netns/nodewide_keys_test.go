@@ -21,7 +21,7 @@ var nodeWideKeys = map[string]struct {
 }{
 	"nativeCIDRs": {
 		conf:  map[string]any{"nativeCIDRs": []string{"10.0.0.0/8", lab.SimpleInternet.String() + "/32"}},
-		texts: [2]string{"[10.0.0.0/8 100.64.0.0/10 172.16.0.0/12 192.168.0.0/16]", "[10.0.0.0/8 203.0.113.10/32]"},
+		texts: [2]string{`["10.0.0.0/8","100.64.0.0/10","172.16.0.0/12","192.168.0.0/16"]`, `["10.0.0.0/8","203.0.113.10/32"]`},
 	},
 	"masquerade": {conf: map[string]any{"masquerade": false}, texts: [2]string{"true", "false"}},
 	"remotePods": {conf: map[string]any{"remotePods": "off"}, texts: [2]string{"pods", "off"}},
@@ -30,7 +30,7 @@ var nodeWideKeys = map[string]struct {
 	},
 	"accounting.classes": {
 		conf:  map[string]any{"accounting": map[string]any{"classes": []any{map[string]any{"name": "hub", "cidrs": []string{"10.30.0.0/16"}}}}},
-		texts: [2]string{"[]", "[{hub [10.30.0.0/16]}]"},
+		texts: [2]string{"[]", `[{"name":"hub","cidrs":["10.30.0.0/16"]}]`},
 	},
 	"markMask":                  {conf: map[string]any{"markMask": "0x00ff0000"}, texts: [2]string{"0x0fff0000", "0x00ff0000"}},
 	"metadataAccess.imds":       {conf: access("imds"), texts: [2]string{"deny", "allow"}},
@@ -108,7 +108,7 @@ func nodeWideTraffic(t *testing.T, s *stage) map[string]obeys {
 	}
 	return map[string]obeys{
 		"masquerade":  seenAs("false"),
-		"nativeCIDRs": seenAs("[10.0.0.0/8 203.0.113.10/32]"),
+		"nativeCIDRs": seenAs(`["10.0.0.0/8","203.0.113.10/32"]`),
 		"remotePods": func(t *testing.T, s *stage, p *lab.Namespace, _ netip.Addr) string {
 			t.Helper()
 			s.sh("ip neigh flush dev eth0 nud all")

@@ -56,6 +56,8 @@ type Subject struct {
 	Slot uint16 // number of the address on this node, from 1; its packets carry it inside MarkMask if it fits
 	// Used says that a pod has it; its names may be empty.
 	Used bool
+	// Counted says that it was counted up to now: that its counters don't stand is another's doing.
+	Counted bool
 	// Names of the pod that has it, for the comments of iptables rules; nftables doesn't know them.
 	Namespace, Pod string
 }
@@ -70,8 +72,18 @@ type Sample struct {
 
 // Reading is what all counters said at one moment.
 type Reading struct {
-	Pods map[netip.Addr][]Sample
+	Pods map[netip.Addr][]Sample // by address, whosever the counters are
 	Node []Sample
+
+	of func(Subject) []Sample // nil: an address's counters are those of whoever has it
+}
+
+// Of are the values of a subject; nil where there are none, or they are of another pod with that address.
+func (r Reading) Of(s Subject) []Sample {
+	if r.of != nil {
+		return r.of(s)
+	}
+	return r.Pods[s.Addr]
 }
 
 // Backend is one way to count. Its methods may be called at the same time, by several processes; none blocks for longer than its
@@ -89,6 +101,11 @@ type Backend interface {
 	Stop(ctx context.Context, s Subject) ([]Sample, error)
 	// Read returns all values, by one dump; ErrNotApplied where nothing counts.
 	Read(ctx context.Context) (Reading, error)
+	// Standing names what stands. Who removes it all and makes it again, with whatever values, changes the name; so may Apply. Empty:
+	// there is nothing, or it can't be told.
+	Standing(ctx context.Context) (string, error)
+	// Halt ends the counting: values stay as they are until Drop. That there is nothing is no error.
+	Halt(ctx context.Context) error
 	// Drop removes everything that this backend has made. That there is nothing is no error.
 	Drop(ctx context.Context) error
 	// Close gives sockets back.

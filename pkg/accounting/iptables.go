@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // planTries is how often a change is planned anew because somebody else changed the same rules after they were read.
@@ -97,11 +99,15 @@ func (x *xtables) Start(ctx context.Context, conf Config, s Subject) ([]Sample, 
 func (x *xtables) Stop(ctx context.Context, s Subject) ([]Sample, error) {
 	var last []Sample
 	err := x.tool.change(ctx, func(have table) *plan {
-		last = have.samples(s.Addr)
+		last = have.samplesOf(s)
 		p := newPlan(have, nil)
 		p.detach(s.Addr)
 		return p
 	})
+	if err != nil && last != nil { // no packet comes any more, so these are the last values, wherever its rules stand
+		x.log.Warn("rules of a pod that ended are left in place", "addr", s.Addr, "error", err)
+		return last, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("stop counting %s: %w", s.Addr, err)
 	}
@@ -119,6 +125,38 @@ func (x *xtables) Read(ctx context.Context) (Reading, error) {
 		return Reading{}, ErrNotApplied
 	}
 	return r, nil
+}
+
+// Standing is the handle of the rule that names the configuration: whoever restores the whole table gives all rules others. Only the nft
+// flavour has handles.
+func (x *xtables) Standing(ctx context.Context) (string, error) {
+	legacy, err := x.tool.isLegacy(ctx)
+	if err != nil || legacy {
+		return "", err
+	}
+	s, err := openNFTSockets()
+	if err != nil {
+		return "", err
+	}
+	defer s.close()
+	rules, err := s.dump(ctx, unix.NFT_MSG_GETRULE, nftName(unix.NFTA_RULE_TABLE, "mangle"), nftName(unix.NFTA_RULE_CHAIN, chainConf))
+	if err != nil || len(rules) == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("rule %d", number(attribute(rules[0], unix.NFTA_RULE_HANDLE))), nil
+}
+
+// Halt removes what leads to our chains.
+func (x *xtables) Halt(ctx context.Context) error {
+	err := x.tool.change(ctx, func(have table) *plan {
+		p := newPlan(have, nil)
+		p.hooks(nil)
+		return p
+	})
+	if err != nil {
+		return fmt.Errorf("stop counting: %w", err)
+	}
+	return nil
 }
 
 // Drop removes our rules from both flavours.

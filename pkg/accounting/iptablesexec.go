@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/native-vmss/native-vmss/internal/boltfile"
 	"github.com/native-vmss/native-vmss/internal/failpoint"
 )
 
@@ -111,13 +112,32 @@ func (x *xtables) other(ctx context.Context) (*tool, table, error) {
 	return t, have, nil
 }
 
+// incompatible is what the nft flavour says of a table that holds rules which aren't its own.
+const incompatible = "is incompatible, use 'nft' tool"
+
+// lockLegacy takes the lock that each change by the legacy flavour holds.
+func lockLegacy(ctx context.Context) (*boltfile.Held, error) {
+	path := os.Getenv("XTABLES_LOCKFILE")
+	if path == "" {
+		path = "/run/xtables.lock"
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	held, err := boltfile.LockShared(ctx, path)
+	if errors.Is(err, boltfile.ErrBusy) {
+		err = fmt.Errorf("%w: %w", ErrLocked, err)
+	}
+	return held, err
+}
+
 // hasLegacyTable reports whether the legacy flavour has a mangle table here.
 func hasLegacyTable() bool {
 	names, err := os.ReadFile(legacyTables)
 	return err == nil && slices.Contains(strings.Fields(string(names)), "mangle")
 }
 
-// save reads the mangle table, without making one.
+// save reads the mangle table, without making one. The legacy flavour changes it in two steps, between which every counter is zero, and its
+// save takes no lock: we do.
 func (t *tool) save(ctx context.Context) (table, error) {
 	legacy, err := t.isLegacy(ctx)
 	if err != nil {
@@ -126,9 +146,19 @@ func (t *tool) save(ctx context.Context) (table, error) {
 	if legacy && !hasLegacyTable() {
 		return table{}, nil
 	}
+	if legacy {
+		held, err := lockLegacy(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer held.Unlock()
+	}
 	out, err := run(ctx, t.savePath, "", "-c", "-t", "mangle")
 	if err != nil {
 		return nil, err
+	}
+	if bytes.Contains(out, []byte(incompatible)) { // then there is nothing else in the dump, and no error
+		return nil, fmt.Errorf("%w: table mangle has what %s can't show", ErrUnavailable, t.savePath)
 	}
 	have, err := parseTable(out)
 	if err != nil {
@@ -187,7 +217,7 @@ func classify(err error, said string) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case exit == nil:
 		return err
-	case exit.ExitCode() == exitNoTable, containsAny(said, "Table does not exist", "table does not exist", "is incompatible",
+	case exit.ExitCode() == exitNoTable, containsAny(said, "Table does not exist", "table does not exist", incompatible,
 		"Failed to initialize nft", "can't open lock file", "Couldn't load match", "Couldn't load target"):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case exit.ExitCode() == exitLocked && strings.Contains(said, "xtables lock"):

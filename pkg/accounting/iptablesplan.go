@@ -11,10 +11,11 @@ import (
 
 // plan is one transaction for iptables-restore.
 type plan struct {
-	have    table // what stood when the plan was made
-	carried table // what the other flavour has counted
-	applied bool  // what stands was made from the same configuration, so a difference is another's doing
-	static  bool  // lines change what is not one address's
+	have    table    // what stood when the plan was made
+	carried table    // what the other flavour has counted
+	applied bool     // what stands was made from the same configuration, so a difference is another's doing
+	static  bool     // lines change what is not one address's
+	notPods []string // links that are no pod's
 	lines   []string
 	changed []string
 	doubted []string
@@ -50,7 +51,7 @@ func (p *plan) noteIf(doubt bool, format string, args ...any) {
 // planAll makes everything as it should be.
 func planAll(have, carried table, conf Config, subjects []Subject) *plan {
 	p := newPlan(have, carried)
-	p.applied = have.applied(conf)
+	p.applied, p.notPods = have.applied(conf), append(slices.Clone(conf.NICs), "lo")
 	for _, chain := range []string{chainConf, chainTX, chainRX, chainMark, chainNodeTX, chainNodeRX} {
 		if _, ok := have[chain]; !ok {
 			p.static = true
@@ -89,43 +90,56 @@ func planDrop(have table) *plan {
 }
 
 // hooks puts one rule of each kind into the chains of others, in front when it is made. It is left where it stands then: whoever
-// also wants to be first would move us away for ever. But it goes in front again where a rule before it ends a packet's way through the
-// chain: what that rule takes would never be counted. What else leads to our chains counts packets twice, whoever made it.
+// also wants to be first would move us away for ever. What else leads to our chains counts packets twice, whoever made it.
 func (p *plan) hooks(wanted []hook) {
-	stands := make([]bool, len(wanted))
 	for _, chain := range slices.Sorted(maps.Keys(p.have)) {
 		if strings.HasPrefix(chain, chainPrefix) {
 			continue
 		}
-		var before string // the first rule in the chain that ends it
 		for _, r := range p.have[chain] {
-			if !strings.HasPrefix(target(r.spec), chainPrefix) {
-				if before == "" && endsChain(r) {
-					before = r.spec
-				}
-				continue
-			}
-			i := slices.IndexFunc(wanted, func(h hook) bool { return h.chain == chain && r.is(h.spec) })
-			if i >= 0 && !stands[i] && before == "" {
-				stands[i] = true
+			known := slices.ContainsFunc(wanted, func(h hook) bool { return h.chain == chain && r.is(h.spec) })
+			if known || !strings.HasPrefix(target(r.spec), chainPrefix) {
 				continue
 			}
 			p.static = true
 			p.add("-D %s %s", chain, r.spec)
-			if i >= 0 && !stands[i] {
-				p.noteIf(target(r.spec) != chainMark, "rule stood behind one that ends the chain (%s): %s %s", before, chain, r.spec)
-				continue
-			}
-			doubt := p.applied || i >= 0 || target(r.spec) == chainTX || target(r.spec) == chainRX
+			doubt := p.applied || target(r.spec) == chainTX || target(r.spec) == chainRX
 			p.noteIf(doubt && target(r.spec) != chainMark, "rule removed: %s %s", chain, r.spec)
 		}
 	}
-	for i, h := range wanted {
-		if !stands[i] {
-			p.static = true
-			p.add("-I %s 1 %s", h.chain, h.spec)
-			p.noteIf(p.applied && target(h.spec) != chainMark, "rule added: %s %s", h.chain, h.spec)
+	for _, h := range wanted {
+		p.hook(h)
+	}
+}
+
+// hook has one of these rules stand once. Twice, or behind a rule that takes away what it is for, it is made anew, in front.
+func (p *plan) hook(h hook) {
+	copies, before := 0, ""
+	for _, r := range p.have[h.chain] {
+		if r.is(h.spec) {
+			copies++
+		} else if copies == 0 && before == "" && endsChain(r) && !p.apart(r, h) {
+			before = r.spec
 		}
+	}
+	if copies == 1 && before == "" {
+		return
+	}
+	p.static = true
+	counts := target(h.spec) != chainMark
+	for _, r := range p.have[h.chain] {
+		if r.is(h.spec) { // each names the first one that is left
+			p.add("-D %s %s", h.chain, r.spec)
+		}
+	}
+	p.add("-I %s 1 %s", h.chain, h.spec)
+	switch {
+	case copies > 1:
+		p.noteIf(counts, "rule stood %d times: %s %s", copies, h.chain, h.spec)
+	case copies == 1:
+		p.noteIf(counts, "rule stood behind one that ends the chain (%s): %s %s", before, h.chain, h.spec)
+	default:
+		p.noteIf(p.applied && counts, "rule added: %s %s", h.chain, h.spec)
 	}
 }
 
@@ -138,6 +152,23 @@ func endsChain(r rule) bool {
 	switch target(r.spec) {
 	case "ACCEPT", "RETURN", "QUEUE", "NFQUEUE":
 		return true
+	}
+	return false
+}
+
+// apart reports whether a rule is for packets of another link than ours.
+func (p *plan) apart(r rule, h hook) bool {
+	for side, group := range map[string]string{"-i": "--src-group", "-o": "--dst-group"} {
+		link := positive(r.spec, side)
+		if link == "" || strings.HasSuffix(link, "+") {
+			continue
+		}
+		if own := positive(h.spec, side); own != "" && own != link {
+			return true
+		}
+		if positive(h.spec, group) != "" && slices.Contains(p.notPods, link) {
+			return true
+		}
 	}
 	return false
 }
@@ -190,7 +221,7 @@ func (p *plan) write(conf Config, s Subject) {
 	p.address(conf, s.Addr, RX, namespace, pod)
 	p.address(conf, s.Addr, TX, namespace, pod)
 	if len(p.lines) > before {
-		p.noteIf(p.applied && had == namespace && hadPod == pod, "rules of %s written", s.Addr)
+		p.noteIf(p.applied && (s.Counted || had == namespace && hadPod == pod), "rules of %s written", s.Addr)
 	}
 }
 

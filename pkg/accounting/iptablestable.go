@@ -49,6 +49,9 @@ func parseTable(dump []byte) (table, error) {
 			t[name] = t[name][:0:0]
 		case strings.HasPrefix(line, "["):
 			chain, r, err := parseRule(line)
+			if err != nil && !strings.Contains(line, chainPrefix) {
+				continue // of others: a comment may have line ends
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -117,18 +120,16 @@ func normal(spec string) string {
 	var options []string
 	for i := 0; i < len(w); {
 		end := i + 1
-		for end < len(w) && !strings.HasPrefix(w[end], "-") {
+		for end < len(w) && (!strings.HasPrefix(w[end], "-") || w[end-1] == "!") && w[end] != "!" {
 			end++
 		}
-		if w[i] != "-m" {
-			for j := i + 1; j < end; j++ {
-				w[j] = strings.TrimSuffix(w[j], "/32")
-				if n, err := strconv.ParseUint(w[j], 0, 32); err == nil {
-					w[j] = strconv.FormatUint(n, 10)
-				}
+		for j := i + 1; j < end; j++ {
+			w[j] = strings.TrimSuffix(w[j], "/32")
+			if n, err := strconv.ParseUint(w[j], 0, 32); err == nil {
+				w[j] = strconv.FormatUint(n, 10)
 			}
-			options = append(options, strings.Join(w[i:end], " "))
 		}
+		options = append(options, strings.Join(w[i:end], " "))
 		i = end
 	}
 	slices.Sort(options)
@@ -140,6 +141,17 @@ func option(spec string, names ...string) string {
 	w := words(spec)
 	for i := range len(w) - 1 {
 		if slices.Contains(names, w[i]) {
+			return w[i+1]
+		}
+	}
+	return ""
+}
+
+// positive is the value behind a word of a rule that isn't negated.
+func positive(spec, name string) string {
+	w := words(spec)
+	for i := range len(w) - 1 {
+		if w[i] == name && (i == 0 || w[i-1] != "!") {
 			return w[i+1]
 		}
 	}
@@ -176,6 +188,17 @@ func (t table) samples(a netip.Addr) []Sample {
 	return append(t.chainSamples(chainOf(RX, a)), t.chainSamples(chainOf(TX, a))...)
 }
 
+// samplesOf are the values of an address whose rules were made for this pod.
+func (t table) samplesOf(s Subject) (out []Sample) {
+	for _, direction := range []string{RX, TX} {
+		chain := chainOf(direction, s.Addr)
+		if namespace, pod := chainNames(t[chain]); namespace == clean(s.Namespace, maxName) && pod == clean(s.Pod, maxPod) {
+			out = append(out, t.chainSamples(chain)...)
+		}
+	}
+	return out
+}
+
 // chainSamples are the values of a chain by class, equal ones summed up.
 func (t table) chainSamples(chain string) []Sample {
 	sums := map[string]*Sample{}
@@ -199,7 +222,7 @@ func (t table) chainSamples(chain string) []Sample {
 }
 
 func (t table) reading() Reading {
-	out := Reading{Pods: map[netip.Addr][]Sample{}}
+	out := Reading{Pods: map[netip.Addr][]Sample{}, of: t.samplesOf}
 	for chain := range t {
 		if _, a, ok := addrOf(chain); ok && out.Pods[a] == nil {
 			if s := t.samples(a); s != nil {

@@ -114,6 +114,27 @@ func (n *NFT) Read(ctx context.Context) (Reading, error) {
 	return r, nil
 }
 
+// Standing is the table's handle, which the kernel gives once.
+func (n *NFT) Standing(ctx context.Context) (string, error) {
+	answer, err := n.get(ctx, unix.NFT_MSG_GETTABLE, nftName(unix.NFTA_TABLE_NAME, NFTTable))
+	if err != nil || answer == nil {
+		return "", err
+	}
+	return fmt.Sprintf("table %d", number(attribute(answer, nftaTableHandle))), nil
+}
+
+// nftaTableHandle is NFTA_TABLE_HANDLE (include/uapi/linux/netfilter/nf_tables.h).
+const nftaTableHandle = 4
+
+// Halt empties the chains that packets come by.
+func (n *NFT) Halt(ctx context.Context) error {
+	err := n.flush(ctx, func(b *nftBatch) { b.flushChains(chainPre, chainPost) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("stop counting: %w", n.refused(ctx, err))
+	}
+	return nil
+}
+
 // Drop removes the table. It is added before it is deleted, so that the deletion doesn't fail where there is none.
 func (n *NFT) Drop(ctx context.Context) error {
 	if err := n.flush(ctx, func(b *nftBatch) { b.conn.DelTable(b.conn.AddTable(b.table)) }); err != nil {

@@ -44,18 +44,18 @@ func (p *nftPlan) removals(wanted map[netip.Addr]Subject) error {
 			b.remove(verdictMap(mapRX), gone[RX])
 		})
 	}
-	// One may jump to another: all are emptied before the first one goes.
+	// One may jump to another, or a map lead to it: all are emptied and sets go before the first one does.
 	for some := range slices.Chunk(chains, nftBatchSize/3) {
 		p.add(p.removed("chains", some), !p.renewed && slices.ContainsFunc(some, isForeign), func(b *nftBatch) { b.flushChains(some...) })
-	}
-	for some := range slices.Chunk(chains, nftBatchSize/3) {
-		p.add("", false, func(b *nftBatch) { b.dropChains(some...) })
 	}
 	for _, name := range sets {
 		p.add(p.removed("set", []string{name}), false, func(b *nftBatch) {
 			b.conn.DelSet(&nftables.Set{Table: b.table, Name: name})
 			b.size++
 		})
+	}
+	for some := range slices.Chunk(chains, nftBatchSize/3) {
+		p.add("", false, func(b *nftBatch) { b.dropChains(some...) })
 	}
 	if p.renewed { // what a class that goes has counted until now is read once more: the next Apply takes it away
 		counters = nil

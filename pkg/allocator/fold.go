@@ -12,6 +12,7 @@ type StartMeter struct {
 	Addr           netip.Addr
 	Key            Hash // of the attachment
 	Leased         bool // only while the attachment has a lease of the address
+	Unused         bool // only where nobody else has it: ErrStale
 	Namespace, Pod string
 	Remade         bool // the counters are made anew for this use: it isn't counted until SetMeter says from where on
 }
@@ -36,6 +37,7 @@ type Use struct {
 // FoldResult says what a fold found beside bytes.
 type FoldResult struct {
 	Reset []netip.Addr // with counters that were lower than before
+	On    int          // how many uses that were off are counted from here on
 	Stale []netip.Addr // whose use has ended, or is another by now: nothing of them was added
 }
 
@@ -65,6 +67,8 @@ func (s *Store) StartMeter(ctx context.Context, req StartMeter) (Meter, error) {
 		} else if found && m.Key == req.Key {
 			out = m
 			return nil
+		} else if found && m.Use != 0 && req.Unused {
+			return fmt.Errorf("%w: %s is another's", ErrStale, a)
 		} else if use, err = t.generation(); err != nil {
 			return err
 		}
@@ -154,9 +158,13 @@ func (s *Store) Fold(ctx context.Context, f Fold) (FoldResult, error) {
 				out.Stale = append(out.Stale, a)
 				continue
 			}
+			off := m.Off != 0
 			fell, err := b.fold(&m, u.Samples, f)
 			if err != nil {
 				return err
+			}
+			if off && m.Off == 0 {
+				out.On++
 			}
 			if fell {
 				out.Reset = append(out.Reset, a)

@@ -29,9 +29,10 @@ const (
 
 // counting is what the record says of accounting: what stands in the kernel, and what doesn't.
 type counting struct {
-	Backend string `json:"backend,omitempty"` // whose objects are in the kernel
-	Hash    string `json:"hash,omitempty"`    // of the configuration that they were made from
-	Mask    uint32 `json:"mask,omitempty"`    // where packets carry marks
+	Backend  string `json:"backend,omitempty"`  // whose objects are in the kernel
+	Hash     string `json:"hash,omitempty"`     // of the configuration that they were made from
+	Mask     uint32 `json:"mask,omitempty"`     // where packets carry marks
+	Standing string `json:"standing,omitempty"` // what the backend calls that which stands
 	// Off and MarksOff say why there is no counting and why there are no marks, where the configuration wants them.
 	Off      string `json:"off,omitempty"`
 	MarksOff string `json:"marksOff,omitempty"`
@@ -125,9 +126,13 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 	} else if was.Off != "" {
 		n.note("pods are counted again")
 	}
-	if m := rec.Counting.MarksOff; m != was.MarksOff && m != "" {
+	switch m := rec.Counting.MarksOff; {
+	case m == was.MarksOff:
+	case m != "":
 		n.countLog().Warn("packets carry no marks", "reason", m)
 		n.note("packets carry no marks: %s", m)
+	default:
+		n.note("packets carry marks again")
 	}
 	if err != nil {
 		return fmt.Errorf("pods are not counted: %w", err)
@@ -135,7 +140,8 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 	return nil
 }
 
-// errNotNow is a failure that says nothing of whether packets are counted: a lock that is held, a store that can't be read.
+// errNotNow is a failure that says nothing of whether packets are counted: a lock that is held, a store that can't be read, a tool that is
+// gone while its rules are in the kernel.
 var errNotNow = errors.New("not now")
 
 func notNow(err error) error {
@@ -164,8 +170,14 @@ func (n *Node) leaveBackend(ctx context.Context, rec *record) error {
 		return notNow(err)
 	}
 	defer held.Unlock()
+	if err := b.Halt(ctx); err != nil { // else what comes between the last reading and the removal is in no total
+		return err
+	}
 	if err := n.fold(ctx, b, *rec, allocator.Fold{}); err != nil {
 		n.countLog().Error("bytes since the last fold are lost", "backend", old, "error", err)
+		if _, err := n.store.Fold(ctx, allocator.Fold{Resets: map[string]uint64{resetRules: 1}}); err != nil {
+			return notNow(err)
+		}
 	}
 	if err := n.dropBackend(ctx, old); err != nil {
 		return err
@@ -227,31 +239,46 @@ func (n *Node) dropCounting(ctx context.Context) (had string, err error) {
 
 // enterBackend has the wanted backend count. The links are those of pods, from before.
 func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.PodLink) error {
-	b, err := n.openBackend(rec.Wide.Accounting)
-	if err != nil {
-		return err
+	was := rec.Counting
+	later := func(err error) error { // all stays as it was
+		rec.Counting = was
+		return notNow(err)
 	}
-	defer b.Close()
 	n.decideMarks(ctx, rec)
-	// From here to the end no ADD makes an address's counters: what isn't on the list goes.
-	held, err := n.lockFold(ctx)
-	if err != nil {
-		return notNow(err)
-	}
-	defer held.Unlock()
-	subjects, err := n.subjects(ctx, links)
-	if err != nil {
-		return notNow(err)
-	}
 	conf := rec.countingConf()
 	stood := rec.Counting.Backend == rec.Wide.Accounting // then what Apply finds is what it made, or another's doing
 	renewed := stood && rec.Counting.Hash != conf.Hash
 	removed := false
+	failed := func(err error) error { // what stands counts on
+		if stood && !renewed && !removed {
+			return later(err)
+		}
+		return err
+	}
+	b, err := n.openBackend(rec.Wide.Accounting)
+	if err != nil {
+		return failed(err)
+	}
+	defer b.Close()
+	// From here to the end no ADD makes an address's counters: what isn't on the list goes.
+	held, err := n.lockFold(ctx)
+	if err != nil {
+		return later(err)
+	}
+	defer held.Unlock()
+	subjects, err := n.subjects(ctx, links)
+	if err != nil {
+		return later(err)
+	}
 	if stood { // what is written anew below begins at zero; a class may go, and its counters with it
 		err := n.fold(ctx, b, *rec, allocator.Fold{})
 		if removed = errors.Is(err, accounting.ErrNotApplied); err != nil {
 			n.countLog().Error("bytes since the last fold may be lost", "error", err)
 		}
+	}
+	found, err := b.Standing(ctx)
+	if err != nil {
+		return failed(err)
 	}
 	level := slog.LevelWarn // others have changed what was there
 	if !stood || renewed {
@@ -263,20 +290,35 @@ func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.Pod
 		n.note("accounting: %s", what)
 	}
 	if err != nil {
-		return err
+		return failed(err)
 	}
 	if !stood && rec.Wide.Accounting == accounting.IPTables {
 		n.countLog().Warn(iptablesPrice)
 		n.note(iptablesPrice)
 	}
-	reasons := map[string]uint64{}
+	if removed {
+		doubted = append(doubted, "others had removed all of it")
+	} else if stood && found != "" && was.Standing != "" && found != was.Standing {
+		doubted = append(doubted, "others have removed all of it and made it again")
+	}
 	// Rules of iptables begin anew with another configuration: what came between the reading and the writing is lost.
-	anew := renewed && rec.Wide.Accounting == accounting.IPTables
-	if anew || removed || stood && len(doubted) > 0 {
+	if renewed && rec.Wide.Accounting == accounting.IPTables {
+		doubted = append(doubted, "rules were written anew for another configuration")
+	}
+	reasons := map[string]uint64{}
+	if stood && len(doubted) > 0 {
 		n.countLog().Error("bytes since the last fold may be counted twice or not at all", "changes", strings.Join(doubted, "; "))
+		for _, what := range doubted {
+			if !slices.Contains(changed, what) {
+				n.note("accounting: %s", what)
+			}
+		}
 		reasons[resetRules] = 1
 	}
 	rec.Counting.Backend, rec.Counting.Hash, rec.Counting.Off = rec.Wide.Accounting, conf.Hash, ""
+	if rec.Counting.Standing, err = b.Standing(ctx); err != nil {
+		n.countLog().Warn("not known what stands", "error", err)
+	}
 	if err := n.fold(ctx, b, *rec, allocator.Fold{Made: true, Resets: reasons}); err != nil {
 		n.countLog().Error("counters not added to the totals", "error", err)
 		return notNow(fmt.Errorf("counters not added to the totals: %w", err))
@@ -323,10 +365,13 @@ func (n *Node) fold(ctx context.Context, b accounting.Backend, rec record, f all
 	f.Live, f.Node, f.Classes = map[netip.Addr]allocator.Use{}, samples(reading.Node), rec.classes()
 	for _, m := range books.Meters {
 		if m.Use != 0 {
-			f.Live[m.Addr] = allocator.Use{Use: m.Use, Samples: samples(reading.Pods[m.Addr])}
+			f.Live[m.Addr] = allocator.Use{Use: m.Use, Samples: samples(reading.Of(subjectOf(m)))}
 		}
 	}
 	res, err := n.store.Fold(ctx, f)
+	if res.On > 0 {
+		n.note("accounting: %d pods are counted from here on", res.On)
+	}
 	for _, a := range res.Reset {
 		n.countLog().Error("counters were lower than before: bytes since the last fold are lost", "addr", a)
 		n.note("counters of %s were set back by others", a)

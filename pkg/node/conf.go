@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -83,16 +84,29 @@ func (w Wide) keys() []wideKey {
 		}
 		return "deny"
 	}
+	type class struct {
+		Name  string         `json:"name"`
+		CIDRs []netip.Prefix `json:"cidrs"`
+	}
+	classes := []class{}
+	for _, c := range w.Classes {
+		classes = append(classes, class{c.Name, c.Prefixes})
+	}
 	return []wideKey{
-		{"nativeCIDRs", fmt.Sprint(w.NativeCIDRs)},
+		{"nativeCIDRs", inJSON(w.NativeCIDRs)},
 		{"masquerade", strconv.FormatBool(w.Masquerade)},
 		{"remotePods", string(w.RemotePods)},
 		{"markMask", fmt.Sprintf("%#08x", w.MarkMask)},
 		{"metadataAccess.wireserver", access(w.Wireserver)},
 		{"metadataAccess.imds", access(w.IMDS)},
 		{"accounting.backend", w.Accounting},
-		{"accounting.classes", fmt.Sprint(w.Classes)},
+		{"accounting.classes", inJSON(classes)},
 	}
+}
+
+func inJSON(v any) string {
+	b, _ := json.Marshal(v) // plain data: can't fail
+	return string(b)
 }
 
 // differs returns the first key in which two node-wide settings differ, once with each one's value.

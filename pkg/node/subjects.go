@@ -36,7 +36,7 @@ func (n *Node) subjects(ctx context.Context, links []routes.PodLink) ([]accounti
 }
 
 func subjectOf(m allocator.Meter) accounting.Subject {
-	return accounting.Subject{Addr: m.Addr, Slot: m.Slot, Used: m.Use != 0, Namespace: m.Namespace, Pod: m.Pod}
+	return accounting.Subject{Addr: m.Addr, Slot: m.Slot, Used: m.Use != 0, Counted: m.Use != 0 && m.Off == 0, Namespace: m.Namespace, Pod: m.Pod}
 }
 
 // meterPods begins to count pods that nobody counts: they are older than accounting here, or their ADD could not note it.
@@ -67,7 +67,9 @@ func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease, links []
 				continue
 			}
 			namespace, pod, _ := strings.Cut(l.Alias.Pod, "/")
-			missing = append(missing, allocator.StartMeter{Addr: l.Alias.Addr, Key: l.Alias.Key, Namespace: namespace, Pod: pod})
+			missing = append(missing, allocator.StartMeter{
+				Addr: l.Alias.Addr, Key: l.Alias.Key, Unused: true, Namespace: namespace, Pod: pod,
+			})
 		}
 	}
 	for _, begin := range missing {

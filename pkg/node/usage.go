@@ -17,11 +17,17 @@ import (
 // Usage is what pods and the node have sent and got. It folds first and shows totals of the store alone: what somebody has seen once is
 // in the store, so whatever becomes of the counters afterwards, no total that was shown goes down.
 func (n *Node) Usage(ctx context.Context) (accounting.Usage, error) {
+	if err := n.sameNamespace(ctx); err != nil { // there the counters would be missed, and noted as gone
+		return accounting.Usage{}, err
+	}
 	rec, err := n.readRecord(ctx)
 	if err != nil {
 		return accounting.Usage{}, err
 	}
 	u := accounting.Usage{Backend: rec.Wide.Accounting, Off: rec.notCounting(), MarksOff: rec.Counting.MarksOff}
+	if u.MarksOff == "" && rec.Wide.MarkMask == 0 {
+		u.MarksOff = "markMask is 0"
+	}
 	switch err := n.foldNow(ctx); {
 	case errors.Is(err, accounting.ErrNotApplied):
 		u.Off = "what counts was removed by others: 'vmssctl node repair' makes it again"
@@ -34,7 +40,10 @@ func (n *Node) Usage(ctx context.Context) (accounting.Usage, error) {
 	if err != nil {
 		return accounting.Usage{}, err
 	}
-	u.Resets, u.Unknown = books.Resets, maps.Clone(books.Unknown)
+	// From zero on: else the first one of a reason is no increase.
+	u.Resets = map[string]uint64{allocator.ResetStore: 0, allocator.ResetCounters: 0, resetRules: 0}
+	maps.Copy(u.Resets, books.Resets)
+	u.Unknown = maps.Clone(books.Unknown)
 	if u.Unknown == nil {
 		u.Unknown = map[string]time.Duration{}
 	}
@@ -51,6 +60,12 @@ func (n *Node) Usage(ctx context.Context) (accounting.Usage, error) {
 			last++
 		}
 		u.Namespaces[last].Samples = append(u.Namespaces[last].Samples, accounting.Sample(t.Sample))
+	}
+	for _, m := range books.Meters { // a namespace whose pods had no packet yet
+		has := func(t accounting.NamespaceUsage) bool { return t.Namespace == m.Namespace }
+		if on && m.Use != 0 && m.Off == 0 && !slices.ContainsFunc(u.Namespaces, has) {
+			u.Namespaces = append(u.Namespaces, accounting.NamespaceUsage{Namespace: m.Namespace})
+		}
 	}
 	for i := range u.Namespaces {
 		u.Namespaces[i].Samples = withZeros(rec, u.Namespaces[i].Samples)

@@ -131,8 +131,8 @@ func (e emitter) state(u accounting.Usage) {
 
 func (e emitter) pods(pods map[podName]*pod) {
 	for name, p := range pods {
-		if m, has := p.mark(); has {
-			e.gauge(e.descs.mark, float64(m), name.namespace, name.pod)
+		if p.mark != 0 {
+			e.gauge(e.descs.mark, float64(p.mark), name.namespace, name.pod)
 		}
 		if p.off {
 			continue

@@ -32,25 +32,26 @@ func (c counts) addAll(o counts) {
 	}
 }
 
-// pod is what all sandboxes of one name have.
+// pod is the newest sandbox of a name.
 type pod struct {
 	counts
-	off   bool // one of them isn't counted, so that their sum is unknown
-	marks map[uint32]bool
+	off  bool
+	mark uint32
+	use  uint64
 }
 
-// sumPods has one entry per name, and at most limit and one for the others. Which are shown goes by name: by traffic, a pod would
-// come and go with what its neighbours do.
+// sumPods has one entry per name, that of the newest sandbox: a sum would fall when the older one goes, and its rest count again. Pods
+// without a name can't be told apart and have none. There are at most limit, and one for the others. Which are shown goes by name: by
+// traffic, a pod would come and go with what its neighbours do.
 func sumPods(pods []accounting.PodUsage, limit int) map[podName]*pod {
 	sums := map[podName]*pod{}
 	for _, p := range pods {
 		k := podName{label(p.Namespace), label(p.Pod)}
-		if sums[k] == nil {
-			sums[k] = &pod{counts: counts{}, marks: map[uint32]bool{}}
+		if p.Namespace == "" && p.Pod == "" || sums[k] != nil && sums[k].use > p.Use {
+			continue
 		}
+		sums[k] = &pod{counts: counts{}, off: p.Off, mark: p.Mark, use: p.Use}
 		sums[k].add(p.Samples)
-		sums[k].off = sums[k].off || p.Off
-		sums[k].marks[p.Mark] = true
 	}
 	names := slices.SortedFunc(maps.Keys(sums), func(a, b podName) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.pod, b.pod))
@@ -67,14 +68,6 @@ func sumPods(pods []accounting.PodUsage, limit int) map[podName]*pod {
 	}
 	sums[podName{other, other}] = rest
 	return sums
-}
-
-// mark returns the mark of a pod; none where two sandboxes have two.
-func (p *pod) mark() (uint32, bool) {
-	for m := range p.marks {
-		return m, m != 0 && len(p.marks) == 1
-	}
-	return 0, false
 }
 
 // namespace is what one namespace has.
