@@ -240,6 +240,55 @@ func TestNetnsAccounting_off_and_on_again(t *testing.T) {
 	}
 }
 
+// A repair that can't look, of counters that stand, ends nothing: pods stay on the page, no second is unknown and no byte is lost.
+func TestNetnsAccounting_look_that_fails(t *testing.T) {
+	t.Parallel()
+	l, n := newAcctSimple(t, 3, "iptables")
+	n.alternative("iptables-legacy-save", "iptables-legacy-restore")
+	p := l.pod(0, "p")
+	l.says(p)
+	l.exact("before")
+	for name, hinder := range map[string]func() (end func()){
+		"lock held": func() func() { return n.holds("flock", "/run/xtables.lock", "sleep", "600") },
+		"no iptables": func() func() {
+			n.sh("for f in nft legacy; do mount --bind /dev/null /usr/sbin/xtables-$f-multi; done")
+			return func() { n.sh("umount /usr/sbin/xtables-nft-multi /usr/sbin/xtables-legacy-multi") }
+		},
+	} {
+		end := hinder()
+		if out, err := n.ctl("node", "repair"); err == nil || !strings.Contains(out, "accounting was not looked at") {
+			t.Errorf("%s: repair says %v %q", name, err, out)
+		}
+		l.says(p)
+		page := n.scrape()
+		if page.of("accounting_on") != 1 || page.of("accounting_stale") != 1 || !page.has("pod_network_bytes_total", "pod=p") {
+			t.Errorf("%s: the page is %v", name, page)
+		}
+		end()
+		n.mustCtl("node", "repair")
+		l.exact("after " + name)
+		if page := n.scrape(); page.of("accounting_resets_total") != 0 || page.of("accounting_unknown_seconds_total") != 0 {
+			t.Errorf("%s: in doubt or unknown: %v", name, page)
+		}
+	}
+}
+
+// What was counted since the last fold and is gone when the backend changes is a reset.
+func TestNetnsAccounting_gone_before_a_change(t *testing.T) {
+	t.Parallel()
+	l, n := newAcctSimple(t, 3, "nftables")
+	p := l.pod(0, "p")
+	l.says(p)
+	l.exact("before")
+	l.says(p)
+	n.sh("nft delete table " + acctTable)
+	n.top["accounting"] = map[string]any{"backend": "iptables"}
+	n.add("q", n.Pod(t, "q"), podNamed("q", "q")).ok()
+	if page := n.scrape(); page.of("accounting_resets_total", "reason=rules") != 1 || page.of("accounting_on") != 1 {
+		t.Errorf("after the change: %v", page)
+	}
+}
+
 // alternative has iptables-save and iptables-restore be these programs on the node.
 func (n *acctNode) alternative(save, restore string) {
 	n.t.Helper()

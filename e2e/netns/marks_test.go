@@ -72,8 +72,8 @@ func TestNetnsMarks_another_network_namespace(t *testing.T) {
 	}
 	elsewhere := "nsenter --net=" + p.Path + " "
 	for _, offset := range []string{"0s", "61s"} {
-		for _, verb := range []string{"repair", "clean"} {
-			out := s.sh("NVT_CLOCK_OFFSET=" + offset + " " + elsewhere + program(t, "failpoint/vmssctl") + " --conf " + conf + " node " + verb +
+		for _, verb := range []string{"node repair", "node clean", "metrics", "top -n 1"} {
+			out := s.sh("NVT_CLOCK_OFFSET=" + offset + " " + elsewhere + program(t, "failpoint/vmssctl") + " --conf " + conf + " " + verb +
 				" 2>&1 || echo failed")
 			if !strings.Contains(out, "wrong network namespace") || !strings.Contains(out, "failed") {
 				t.Errorf("%s: %s", verb, out)

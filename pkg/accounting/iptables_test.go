@@ -339,6 +339,8 @@ func TestNetnsIPTables_overshadowed(t *testing.T) {
 		}{
 			{"-j OTHERS", false},
 			{"-p icmp -j MARK --set-xmark 0x1/0x1", false},
+			{"-i lo -j ACCEPT", false},
+			{"-i eth0 -j ACCEPT", false},
 			{"-j ACCEPT", true},
 			{"-p icmp -j RETURN", true},
 			{"-s " + web0.String() + " -g OTHERS", true},

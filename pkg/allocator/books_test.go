@@ -143,6 +143,16 @@ func TestStore_Lease_meteredLater(t *testing.T) {
 	if _, err := f.StartMeter(t.Context(), StartMeter{Addr: l.Addr, Key: Hash{1}}); !errors.Is(err, ErrStale) {
 		t.Errorf("StartMeter of another's lease: %v", err)
 	}
+	foreign := StartMeter{Addr: netip.MustParseAddr("10.99.0.1"), Key: Hash{2}, Unused: true}
+	first, err := f.StartMeter(t.Context(), foreign)
+	f.must(err)
+	if again, err := f.StartMeter(t.Context(), foreign); err != nil || again.Use != first.Use {
+		t.Errorf("StartMeter again: %+v, %v", again, err)
+	}
+	foreign.Key = Hash{3}
+	if _, err := f.StartMeter(t.Context(), foreign); !errors.Is(err, ErrStale) {
+		t.Errorf("StartMeter of an unused address that somebody has: %v", err)
+	}
 	f.must(f.SetMeter(t.Context(), l.Addr, l.Generation, live(0, 0), false)) // nobody read the last values of the use before
 	f.cool(l, live(7, 0))
 	f.wantBytes("train", 7, 0)
