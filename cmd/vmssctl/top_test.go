@@ -347,3 +347,38 @@ func TestLayout_fits(t *testing.T) {
 		t.Errorf("%d lines without a limit", len(whole))
 	}
 }
+
+// What a terminal is too narrow for is left out as whole columns, the class that was asked for last, and named.
+func TestLayout_narrow(t *testing.T) {
+	classes := []string{"cluster", "internet", "storage", "observability-of-all-kinds"}
+	var all []accounting.Sample
+	for _, class := range classes {
+		for _, direction := range directions {
+			all = append(all, accounting.Sample{Direction: direction, Class: class, Bytes: 123_456_789})
+		}
+	}
+	u := accounting.Usage{Backend: "nftables", Namespaces: []accounting.NamespaceUsage{{Namespace: "team-a", Samples: all}}}
+	u.Pods = []accounting.PodUsage{running("team-a", "web-0-with-a-name-that-is-rather-long", 1, all)}
+	f := compare(nil, reading{Usage: u})
+	for _, width := range []int{44, 60, 80, 100, 140} {
+		lines := layout(f, "internet", width, 24)
+		text := strings.Join(lines, "\n")
+		shown, lost := 0, ""
+		for _, line := range lines {
+			if len([]rune(line)) > width {
+				t.Errorf("%d: too wide: %q", width, line)
+			}
+			if rest, ok := strings.CutPrefix(line, "too narrow for: "); ok {
+				lost = rest
+			}
+		}
+		for _, class := range classes {
+			if strings.Contains(lost, strings.ToUpper(class)) {
+				shown++
+			}
+		}
+		if (width < 140) != (lost != "") || width < 80 && shown == 0 || width >= 60 && strings.Contains(lost, "INTERNET") {
+			t.Errorf("%d: left out are %q:\n%s", width, lost, text)
+		}
+	}
+}
