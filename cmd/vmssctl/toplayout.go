@@ -31,7 +31,12 @@ func layout(f frame, sort string, width, height int) []string {
 	pods, alsoLost := podTable(f, width)
 	if lost = append(lost, alsoLost...); len(lost) > 0 {
 		slices.Sort(lost)
-		lines = append(lines, "too narrow for: "+strings.Join(slices.Compact(lost), ", "))
+		lost = slices.Compact(lost)
+		said := "too narrow for: " + strings.Join(lost, ", ")
+		if utf8.RuneCountInString(said) > width {
+			said = fmt.Sprintf("too narrow for %d groups of columns", len(lost))
+		}
+		lines = append(lines, said)
 	}
 	if height > 0 {
 		room := height - len(lines) - 2 // empty lines
