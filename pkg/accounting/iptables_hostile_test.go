@@ -152,7 +152,9 @@ func TestNetnsHalt(t *testing.T) {
 			t.Fatal(err)
 		}
 		ping(l.pods[0], "10.1.0.2")
-		wantBytes(t, "halted", read(t, b).Pods[l.subjects[0].Addr], TX, Cluster, pings*pingBytes)
+		for _, direction := range []string{RX, TX} {
+			wantBytes(t, "halted", read(t, b).Pods[l.subjects[0].Addr], direction, Cluster, pings*pingBytes)
+		}
 		if err := b.Drop(t.Context()); err != nil {
 			t.Error(err)
 		}

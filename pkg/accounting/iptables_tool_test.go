@@ -43,6 +43,9 @@ func TestNetnsIPTables_locked(t *testing.T) {
 	if _, err := b.Read(t.Context()); !errors.Is(err, ErrLocked) { // who holds it may be between the two steps of a change
 		t.Errorf("a reading under the lock: %v", err)
 	}
+	if err := b.(*xtables).tool.restore(t.Context(), "*mangle\n-N X\nCOMMIT\n"); !errors.Is(err, ErrLocked) { // the tool says so itself
+		t.Errorf("a change under the lock: %v", err)
+	}
 	if got := rules(t, ns, "legacy"); strings.Join(got, "\n") != strings.Join(before, "\n") {
 		t.Errorf("changed under the lock: %v", got)
 	}
