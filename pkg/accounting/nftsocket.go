@@ -31,18 +31,23 @@ const (
 	nftDrain = 5 * time.Millisecond
 )
 
-// nftSockets are two sockets of NETLINK_NETFILTER that stay open: google/nftables writes batches by one of them. Questions go by the
-// other, where an error keeps its number and a dump is one request.
+// nftSockets are two sockets of NETLINK_NETFILTER that stay open: google/nftables writes batches by one of them, which most processes
+// never need. Questions go by the other, where an error keeps its number and a dump is one request.
 type nftSockets struct {
-	mu    sync.Mutex // one batch at a time
-	batch *nftables.Conn
-	raw   *netlink.Conn // of batch, for its deadline
+	mu    sync.Mutex     // one batch at a time
+	batch *nftables.Conn // nil: not opened yet
+	raw   *netlink.Conn  // of batch, for its deadline
+	space uint64         // the network namespace of both
 	asks  *nl.NetlinkSocket
 	table map[int]*nl.SocketHandle
 }
 
 func openNFTSockets() (*nftSockets, error) {
-	s := &nftSockets{}
+	space, err := thisNamespace()
+	if err != nil {
+		return nil, err
+	}
+	s := &nftSockets{space: space}
 	asks, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, nftUnavailable(fmt.Errorf("open netfilter socket: %w", err))
@@ -53,19 +58,43 @@ func openNFTSockets() (*nftSockets, error) {
 		return nil, fmt.Errorf("set netlink timeout: %w", err)
 	}
 	s.asks, s.table = asks, map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: asks}}
+	return s, nil
+}
+
+func thisNamespace() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		return 0, fmt.Errorf("look for the network namespace: %w", err)
+	}
+	return st.Ino, nil
+}
+
+// openBatch is for who holds mu.
+func (s *nftSockets) openBatch() error {
+	if s.batch != nil {
+		return nil
+	}
+	space, err := thisNamespace()
+	if err == nil && space != s.space {
+		err = errors.New("this thread is in another network namespace")
+	}
+	if err != nil {
+		return err
+	}
 	s.batch, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		s.raw = c
 		return c.SetReadBuffer(nftBuffer)
 	}))
 	if err != nil {
-		asks.Close()
-		return nil, nftUnavailable(fmt.Errorf("open netfilter socket: %w", err))
+		return nftUnavailable(fmt.Errorf("open netfilter socket: %w", err))
 	}
-	return s, nil
+	return nil
 }
 
 func (s *nftSockets) close() {
-	_ = s.batch.CloseLasting()
+	if s.batch != nil {
+		_ = s.batch.CloseLasting()
+	}
 	s.asks.Close()
 }
 
@@ -82,6 +111,9 @@ func (s *nftSockets) flush(ctx context.Context, write func(*nftBatch)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := nftEnter(ctx, "nft-flush"); err != nil {
+		return err
+	}
+	if err := s.openBatch(); err != nil {
 		return err
 	}
 	b := &nftBatch{conn: s.batch, table: nftTable()}
