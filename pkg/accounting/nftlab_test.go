@@ -81,6 +81,7 @@ func newNFT(t testing.TB) *NFT {
 	b, err := NewNFTables(nil)
 	nftMust(t, err)
 	t.Cleanup(b.Close)
+	nftMust(t, b.(*NFT).openBatch()) // here: a test may use it on another thread, in another namespace
 	return b.(*NFT)
 }
 
