@@ -26,8 +26,15 @@ func herePlace(boot string) (place, error) {
 // would look dead.
 func (n *Node) sameNamespace(ctx context.Context) error {
 	rec, err := n.readRecord(ctx)
-	if err != nil || rec.Place.Boot != n.place.Boot || rec.Place.Netns == n.place.Netns {
+	if err != nil {
 		return err
+	}
+	return n.sameNamespaceAs(rec)
+}
+
+func (n *Node) sameNamespaceAs(rec record) error {
+	if rec.Place.Boot != n.place.Boot || rec.Place.Netns == n.place.Netns {
+		return nil
 	}
 	return fmt.Errorf("%w: it isn't the node's (net:[%d], this is net:[%d]): run it with the host's network", ErrNamespace, rec.Place.Netns,
 		n.place.Netns)

@@ -17,10 +17,10 @@ import (
 // Usage is what pods and the node have sent and got. It folds first and shows totals of the store alone: what somebody has seen once is
 // in the store, so whatever becomes of the counters afterwards, no total that was shown goes down.
 func (n *Node) Usage(ctx context.Context) (accounting.Usage, error) {
-	if err := n.sameNamespace(ctx); err != nil { // there the counters would be missed, and noted as gone
-		return accounting.Usage{}, err
-	}
 	rec, err := n.readRecord(ctx)
+	if err == nil {
+		err = n.sameNamespaceAs(rec) // elsewhere the counters would be missed, and noted as gone
+	}
 	if err != nil {
 		return accounting.Usage{}, err
 	}
