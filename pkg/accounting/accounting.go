@@ -87,7 +87,8 @@ func (r Reading) Of(s Subject) []Sample {
 }
 
 // Backend is one way to count. Its methods may be called at the same time, by several processes; none blocks for longer than its
-// context allows. Each change of the kernel is one transaction: a kill leaves it done or not done.
+// context allows. Each change of the kernel is one transaction: a kill leaves it done or not done (by iptables-legacy done, without the
+// values of the counters, where it falls between the kernel's two steps).
 type Backend interface {
 	// Apply makes the static part as conf has it and the objects of these subjects, puts right what others changed, and removes the
 	// objects of all other addresses. Counters that stand keep their values. It returns a line for each thing that it changed;
@@ -128,7 +129,7 @@ func Mark(mask uint32, slot uint16) uint32 {
 	return m
 }
 
-// Usage is what pods and the node have sent and got so far: the totals of the store and what the counters have beyond them.
+// Usage is what pods and the node have sent and got so far, as it is in the totals.
 type Usage struct {
 	Backend  string
 	Off      string // why nothing is counted now, whoever wants it so; empty: it is

@@ -8,6 +8,7 @@ import (
 
 	"github.com/native-vmss/native-vmss/internal/boltfile"
 	"github.com/native-vmss/native-vmss/internal/boot"
+	"github.com/native-vmss/native-vmss/pkg/accounting"
 	"github.com/native-vmss/native-vmss/pkg/allocator"
 	"github.com/native-vmss/native-vmss/pkg/routes"
 )
@@ -116,7 +117,7 @@ func (n *Node) observe(ctx context.Context) (allocator.Observed, error) {
 		a := l.Alias
 		seen.Holders = append(seen.Holders, allocator.Holder{
 			Addr: a.Addr, Generation: a.Generation, Key: a.Key, Network: a.Network, NetnsInode: a.NetnsInode,
-			Pod: a.Pod, Main: mainType, Metered: n.conf.Wide.Accounting != "none",
+			Pod: a.Pod, Main: mainType, Metered: n.conf.Wide.Accounting != accounting.None,
 		})
 	}
 	n.note("store made from what the kernel has: addresses of %d pods", len(seen.Holders))
