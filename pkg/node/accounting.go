@@ -179,7 +179,7 @@ func (n *Node) leaveBackend(ctx context.Context, rec *record) error {
 			return notNow(err)
 		}
 	}
-	if err := n.dropBackend(ctx, old); err != nil {
+	if err := drop(ctx, b, old); err != nil {
 		return err
 	}
 	n.countLog().Info("accounting removed", "backend", old)
@@ -210,6 +210,10 @@ func (n *Node) dropBackend(ctx context.Context, name string) error {
 		return err
 	}
 	defer b.Close()
+	return drop(ctx, b, name)
+}
+
+func drop(ctx context.Context, b accounting.Backend, name string) error {
 	if err := b.Drop(ctx); err != nil {
 		return fmt.Errorf("remove what accounting by %s left: %w", name, err)
 	}
