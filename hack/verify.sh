@@ -21,6 +21,8 @@ for patch in testdata/mutants/*.patch e2e/kind/faults/*.patch; do
 	git apply --recount --check "$patch" || die "$patch: make it again, see testdata/mutants/README.md"
 done
 
+hack/promtool.sh # the tests beside a golden file may ask for it
+
 # Rewriting the golden files changes nothing. CI starts from a clean clone, so there nothing at all may differ.
 state() { git status --porcelain && git diff | sha256sum; }
 before=$(state)
