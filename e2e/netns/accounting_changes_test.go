@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -269,6 +270,26 @@ func TestNetnsAccounting_look_that_fails(t *testing.T) {
 		l.exact("after " + name)
 		if page := n.scrape(); page.of("accounting_resets_total") != 0 || page.of("accounting_unknown_seconds_total") != 0 {
 			t.Errorf("%s: in doubt or unknown: %v", name, page)
+		}
+	}
+}
+
+// Where links come and go the kernel lets a list of links wait: that takes nothing from the time in which accounting is looked at.
+func TestNetnsAccounting_links_listed_slowly(t *testing.T) {
+	t.Parallel()
+	l, n := newAcctSimple(t, 3, "nftables")
+	l.pod(0, "p")
+	n.starts(nil, "node", "repair")()
+	lists := slices.DeleteFunc(n.traced(n.acctTrace()), func(point string) bool { return !strings.HasPrefix(point, "routes.link-list#") })
+	if len(lists) < 3 {
+		t.Fatalf("a repair lists links at %v", lists)
+	}
+	for _, point := range lists {
+		name, nth, _ := strings.Cut(point, "#")
+		n.sh("nft delete table " + acctTable)
+		n.starts([]string{"NVT_FAILPOINT=" + name + "=4s#" + nth}, "node", "repair")()
+		if page := n.scrape(); page.of("accounting_on") != 1 || page.of("accounting_stale") != 0 {
+			t.Errorf("after a repair whose list took 4 s at %s: %v", point, page)
 		}
 	}
 }

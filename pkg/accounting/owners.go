@@ -3,7 +3,6 @@ package accounting
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,13 +25,13 @@ var owners = []owner{
 	{name: "Tailscale", mask: 0x00ff0000, links: []string{"tailscale"}, chains: []string{"ts-"}},
 }
 
-// MaskTaken says which software that is present on this node uses bits of the mask; empty when none does. Two owners of one bit
-// would misread each other's packets, so marks are off then. Counters never need them.
-func MaskTaken(ctx context.Context, mask uint32) (why string, err error) {
+// MaskTaken says which software that is present on this node, whose links are given by name, uses bits of the mask; empty when none does.
+// Two owners of one bit would misread each other's packets, so marks are off then. Counters never need them.
+func MaskTaken(ctx context.Context, mask uint32, links []string) (why string, err error) {
 	if mask == 0 {
 		return "", nil
 	}
-	links, chains, err := names(ctx)
+	chains, err := nftChainNames(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -64,30 +63,24 @@ func first(names, prefixes []string, what string) string {
 	return ""
 }
 
-// names lists the links and netfilter chains of the node. iptables of the nft flavour shows its chains there; the legacy flavour's
-// can't be seen without its binary, but who has chains has links too.
-func names(ctx context.Context) (links, chains []string, err error) {
+// nftChainNames lists the netfilter chains of the node. iptables of the nft flavour shows its chains there; the legacy flavour's can't be seen
+// without its binary, but who has chains has links too.
+func nftChainNames(ctx context.Context) ([]string, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err
-	}
-	all, err := net.Interfaces()
-	if err != nil {
-		return nil, nil, fmt.Errorf("list links: %w", err)
-	}
-	for _, l := range all {
-		links = append(links, l.Name)
+		return nil, err
 	}
 	sockets, err := openNFTSockets()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer sockets.close()
 	list, err := sockets.dump(ctx, unix.NFT_MSG_GETCHAIN)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list chains: %w", err)
+		return nil, fmt.Errorf("list chains: %w", err)
 	}
+	names := make([]string, 0, len(list))
 	for _, c := range list {
-		chains = append(chains, text(attribute(c, unix.NFTA_CHAIN_NAME)))
+		names = append(names, text(attribute(c, unix.NFTA_CHAIN_NAME)))
 	}
-	return links, chains, nil
+	return names, nil
 }

@@ -98,10 +98,10 @@ func (n *Node) openBackend(name string) (accounting.Backend, error) {
 // applyCounting brings accounting to what the record's configuration wants and folds what was counted since. Nothing that fails
 // here may cost a pod its network: the record says why nothing is counted, and the next Repair tries again.
 func (n *Node) applyCounting(ctx context.Context, rec *record) error {
-	var links []routes.PodLink
+	var seen nodeLinks
 	var err error
-	if rec.wantsCounting() { // where links come and go a list takes long: nobody waits for it who only wants to count
-		links, err = n.kernel.Links(ctx)
+	if rec.wantsCounting() {
+		seen, err = n.seeLinks(ctx)
 		err = notNow(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, accountingTimeout)
@@ -111,7 +111,7 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 		err = n.leaveBackend(ctx, rec)
 	}
 	if err == nil && rec.wantsCounting() {
-		err = n.enterBackend(ctx, rec, links)
+		err = n.enterBackend(ctx, rec, seen)
 	}
 	if errors.Is(err, errNotNow) { // what stands goes on as it was
 		n.countLog().Error("accounting not looked at", "error", err)
@@ -138,6 +138,20 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 		return fmt.Errorf("pods are not counted: %w", err)
 	}
 	return nil
+}
+
+// nodeLinks are a node's links as accounting sees them. They are listed before its lock and its time: where links come and go, the
+// kernel lets a list wait for seconds, and no pod waits along.
+type nodeLinks struct {
+	pods  []routes.PodLink
+	names []string // of all
+}
+
+func (n *Node) seeLinks(ctx context.Context) (seen nodeLinks, err error) {
+	if seen.pods, err = n.kernel.Links(ctx); err == nil {
+		seen.names, err = n.kernel.LinkNames(ctx)
+	}
+	return seen, err
 }
 
 // errNotNow is a failure that says nothing of whether packets are counted: a lock that is held, a store that can't be read, a tool that is
@@ -241,14 +255,14 @@ func (n *Node) dropCounting(ctx context.Context) (had string, err error) {
 	return had, errors.Join(n.store.StopMeters(ctx), n.putRecord(ctx, rec))
 }
 
-// enterBackend has the wanted backend count. The links are those of pods, from before.
-func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.PodLink) error {
+// enterBackend has the wanted backend count.
+func (n *Node) enterBackend(ctx context.Context, rec *record, seen nodeLinks) error {
 	was := rec.Counting
 	later := func(err error) error { // all stays as it was
 		rec.Counting = was
 		return notNow(err)
 	}
-	n.decideMarks(ctx, rec)
+	n.decideMarks(ctx, rec, seen.names)
 	conf := rec.countingConf()
 	stood := rec.Counting.Backend == rec.Wide.Accounting // then what Apply finds is what it made, or another's doing
 	renewed := stood && rec.Counting.Hash != conf.Hash
@@ -270,7 +284,7 @@ func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.Pod
 		return later(err)
 	}
 	defer held.Unlock()
-	subjects, err := n.subjects(ctx, links)
+	subjects, err := n.subjects(ctx, seen.pods)
 	if err != nil {
 		return later(err)
 	}
@@ -334,8 +348,8 @@ func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.Pod
 const iptablesPrice = "counting by iptables makes a packet slower with each pod: at 30 pods a round trip takes 1.05 times as long, at 250 pods 1.2 to 1.4 times"
 
 // decideMarks has packets carry marks where nobody else uses the mask's bits. Counters never need them.
-func (n *Node) decideMarks(ctx context.Context, rec *record) {
-	why, err := accounting.MaskTaken(ctx, rec.Wide.MarkMask)
+func (n *Node) decideMarks(ctx context.Context, rec *record, links []string) {
+	why, err := accounting.MaskTaken(ctx, rec.Wide.MarkMask, links)
 	if err != nil && rec.Counting.Backend == rec.Wide.Accounting { // that can't be told now: what stands goes on
 		n.countLog().Warn("not known whether markMask is free", "error", err)
 		return

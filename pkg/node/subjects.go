@@ -49,12 +49,13 @@ func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease, links []
 	for _, m := range books.Meters {
 		counted[m.Addr] = m.Use
 	}
-	var missing []allocator.StartMeter
 	for _, l := range leases {
 		if l.State == allocator.Leased && l.Owner.Main == mainType && counted[l.Addr] != l.Generation {
-			missing = append(missing, allocator.StartMeter{
+			if err := n.meterPod(ctx, allocator.StartMeter{
 				Addr: l.Addr, Key: l.Owner.Key, Leased: true, Namespace: l.Owner.Namespace, Pod: l.Owner.Pod,
-			})
+			}); err != nil {
+				return err
+			}
 		}
 	}
 	for _, l := range links { // of pods whose addresses are another IPAM plugin's the link's mark is all that is known
@@ -67,21 +68,26 @@ func (n *Node) meterPods(ctx context.Context, leases []allocator.Lease, links []
 				continue
 			}
 			namespace, pod, _ := strings.Cut(l.Alias.Pod, "/")
-			missing = append(missing, allocator.StartMeter{
+			if err := n.meterPod(ctx, allocator.StartMeter{
 				Addr: l.Alias.Addr, Key: l.Alias.Key, Unused: true, Namespace: namespace, Pod: pod,
-			})
-		}
-	}
-	for _, begin := range missing {
-		m, err := n.store.StartMeter(ctx, begin)
-		if err == nil { // what its counters may have is of an earlier pod: the next fold begins with it
-			err = n.store.SetMeter(ctx, m.Addr, m.Use, nil, true)
-		}
-		if err != nil && !errors.Is(err, allocator.ErrStale) {
-			return err
+			}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// meterPod notes one pod at a time: whoever runs out of time has those before it done, and the next repair goes on behind them.
+func (n *Node) meterPod(ctx context.Context, begin allocator.StartMeter) error {
+	m, err := n.store.StartMeter(ctx, begin)
+	if err == nil { // what its counters may have is of an earlier pod: the next fold begins with it
+		err = n.store.SetMeter(ctx, m.Addr, m.Use, nil, true)
+	}
+	if errors.Is(err, allocator.ErrStale) {
+		return nil
+	}
+	return err
 }
 
 // forgetMeters gives up what is kept of addresses of other IPAM plugins that no pod has any more: nobody else knows them. Those of the

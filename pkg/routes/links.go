@@ -40,6 +40,19 @@ func (k *Kernel) Links(ctx context.Context) ([]PodLink, error) {
 	return links, nil
 }
 
+// LinkNames are the names of all links of the node, whoever made them.
+func (k *Kernel) LinkNames(ctx context.Context) ([]string, error) {
+	found, err := dump(ctx, k.rt, "link-list", (*netlink.Handle).LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	names := make([]string, 0, len(found))
+	for _, l := range found {
+		names = append(names, l.Attrs().Name)
+	}
+	return names, nil
+}
+
 // Link finds one link of ours by name. A link of that name without a mark of ours is ErrForeignLink.
 func (k *Kernel) Link(ctx context.Context, name string) (link PodLink, found bool, err error) {
 	l, found, err := k.rt.linkByName(ctx, name)
