@@ -78,6 +78,10 @@ func trafficRows(ctx context.Context, f *fixture, o options, rep *report) error 
 		}
 		rep.add(r)
 	}
+	rep.add(row{
+		name: fmt.Sprintf("reading of %d pods: a page without their series, less what the program takes to start", last.pods), unit: "ms",
+		value: msOf(median(last.reads.walls()) - median(last.starts.walls())), mustNum: 20,
+	})
 	return nil
 }
 
@@ -86,8 +90,10 @@ type metered struct {
 	*side
 	pods         int
 	trips, pages map[string]figures
-	client       int // the connection's end in the pod, a blocking descriptor
-	server       int // and the host's
+	// Of the program that prints the page: its start alone, and one that reads all pods and shows namespaces only.
+	starts, reads figures
+	client        int // the connection's end in the pod, a blocking descriptor
+	server        int // and the host's
 }
 
 func (f *fixture) metered(ctx context.Context, pods int) (*metered, error) {
@@ -208,8 +214,16 @@ func (m *metered) measure(ctx context.Context, backend string, count bool) error
 	}
 	trips := sample{wall: time.Since(began)}
 	page, err := m.page(ctx, backend)
-	if err != nil || !count {
+	if err != nil {
 		return err
+	}
+	if backend == "nftables" {
+		if err := m.read(ctx, count); err != nil {
+			return err
+		}
+	}
+	if !count {
+		return nil
 	}
 	t, p := m.trips[backend], m.pages[backend]
 	t.add(trips)
@@ -218,25 +232,58 @@ func (m *metered) measure(ctx context.Context, backend string, count bool) error
 	return nil
 }
 
-// page has the page printed, which must say that all pods are counted by this backend.
-func (m *metered) page(ctx context.Context, backend string) (sample, error) {
-	conf := filepath.Join(m.simple.Dir, "metered.json")
-	if err := os.WriteFile(conf, m.side.conf, 0o600); err != nil {
-		return sample{}, err
+// read has the program print its version, and what namespaces have. Both are whole processes; their difference is the reading.
+func (m *metered) read(ctx context.Context, count bool) error {
+	for _, what := range []struct {
+		into *figures
+		args []string
+		says string
+	}{
+		{&m.starts, []string{"--version"}, "version"},
+		{&m.reads, []string{"--conf", m.confFile(), "metrics", "--pods=false"}, `bytes_total{class="cluster",direction="tx",namespace="default"}`},
+	} {
+		out, took, err := m.vmssctl(ctx, what.args...)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(out, what.says) {
+			return fmt.Errorf("vmssctl %v says %q", what.args, out)
+		}
+		if count {
+			what.into.add(took)
+		}
 	}
-	cmd := m.node.Command(ctx, filepath.Join(m.path, "vmssctl"), "--conf", conf, "metrics")
+	return nil
+}
+
+func (m *metered) confFile() string { return filepath.Join(m.simple.Dir, "metered.json") }
+
+func (m *metered) vmssctl(ctx context.Context, args ...string) (out string, took sample, err error) {
+	cmd := m.node.Command(ctx, filepath.Join(m.path, "vmssctl"), args...)
 	began := time.Now()
-	out, err := cmd.Output()
-	took := sample{wall: time.Since(began)}
+	text, err := cmd.Output()
+	took.wall = time.Since(began)
 	if err != nil {
-		return took, fmt.Errorf("vmssctl metrics: %w", err)
+		return "", took, fmt.Errorf("vmssctl %v: %w", args, err)
 	}
 	took.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	return string(text), took, nil
+}
+
+// page has the page printed, which must say that all pods are counted by this backend.
+func (m *metered) page(ctx context.Context, backend string) (sample, error) {
+	if err := os.WriteFile(m.confFile(), m.side.conf, 0o600); err != nil {
+		return sample{}, err
+	}
+	out, took, err := m.vmssctl(ctx, "--conf", m.confFile(), "metrics")
+	if err != nil {
+		return took, err
+	}
 	if backend == "none" {
 		return took, nil
 	}
-	on := strings.Contains(string(out), `native_vmss_accounting_on{backend="`+backend+`"} 1`)
-	if n := strings.Count(string(out), `class="cluster",direction="tx",namespace="default",pod=`); !on || n != m.pods {
+	on := strings.Contains(out, `native_vmss_accounting_on{backend="`+backend+`"} 1`)
+	if n := strings.Count(out, `class="cluster",direction="tx",namespace="default",pod=`); !on || n != m.pods {
 		return took, fmt.Errorf("accounting by %s on: %v, %d pods on the page, want %d", backend, on, n, m.pods)
 	}
 	return took, nil
