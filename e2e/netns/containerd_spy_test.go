@@ -85,15 +85,27 @@ func (c *cri) calling(verb string, start func()) (call criCall, release func()) 
 	return call, release
 }
 
-// awaitEnd waits until the process of a call is gone. Its number may be another's by then, but not its environment.
+// awaitEnd waits until the process of a call is gone.
 func (c *cri) awaitEnd(call criCall) {
 	c.t.Helper()
-	if !pathEventually(patience, func() bool {
-		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", call.pid)) // a dead process has none
-		return !strings.Contains(string(environ), "CNI_CONTAINERID="+call.id+"\x00")
-	}) {
+	if !pathEventually(patience, func() bool { return !runs(call.pid, "CNI_CONTAINERID="+call.id) }) {
 		c.t.Fatalf("it does not end: %+v", call)
 	}
+}
+
+// runs tells whether a process with this number is there that has a variable so: the number may be another's by now. Inside an exec it
+// shows no variables at all, as a dead one does that nobody has waited for; the two differ in their state.
+func runs(pid int, variable string) bool {
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return false
+	}
+	if len(environ) == 0 {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	}
+	return strings.Contains(string(environ), variable+"\x00")
 }
 
 // sandboxes counts what containerd still knows, and namespaces what it made and has not removed.
