@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -108,7 +109,18 @@ func (l *acctLab) podIn(node int, ns, name string) *acctPod {
 	p := &acctPod{name: name, ns: ns, at: n, space: n.Pod(l.t, name)}
 	p.added = n.add(name, p.space, podNamed(ns, name))
 	l.adopt(p)
+	l.counted(p)
 	return p
+}
+
+// counted has a pod counted before its first packet. An ADD gives accounting 3 s, in which a machine that stalls may not start all the
+// processes of iptables; who is tested for something else comes after a repair then.
+func (l *acctLab) counted(p *acctPod) {
+	l.t.Helper()
+	if said := string(p.added.Stderr); strings.Contains(said, "not counted") && strings.Contains(said, "deadline exceeded") {
+		l.t.Logf("the machine stalled: %s", said)
+		p.at.mustCtl("node", "repair")
+	}
 }
 
 func (l *acctLab) adopt(p *acctPod) {
@@ -137,6 +149,7 @@ func (l *acctLab) more(node, count int) (pods []*acctPod) {
 	wg.Wait()
 	for _, p := range pods {
 		l.adopt(p)
+		l.counted(p)
 	}
 	return pods
 }
@@ -261,9 +274,27 @@ func (l *acctLab) exactBut(when string, known ...acctDiff) map[*acctPod]acctSums
 			return seen
 		}
 		if late {
+			for _, n := range l.nodes {
+				l.t.Log(n.state())
+			}
 			l.t.Fatalf("%s: counted more or less than the links saw: %v, want %v", when, wrong, known)
 		}
 	}
+}
+
+// state is what somebody wants to know who looks for packets that were not counted.
+func (n *acctNode) state() string {
+	rules := "nft list table " + acctTable
+	if strings.Contains(fmt.Sprint(n.top["accounting"]), "iptables") {
+		rules = "iptables-save -c -t mangle"
+	}
+	var said strings.Builder
+	for _, p := range n.pods {
+		if p.added != nil && len(p.added.Stderr) > 0 {
+			fmt.Fprintf(&said, "ADD of %s: %s", p.name, p.added.Stderr)
+		}
+	}
+	return n.Node.Name + "\n" + said.String() + n.sh(program(n.t, "vmssctl")+" --conf "+n.ctlConf()+" metrics | grep accounting_ | grep -v '^#'; "+rules)
 }
 
 func acctOrder(a, b acctDiff) int { return cmp.Compare(a.String(), b.String()) }
