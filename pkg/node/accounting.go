@@ -98,10 +98,12 @@ func (n *Node) openBackend(name string) (accounting.Backend, error) {
 // applyCounting brings accounting to what the record's configuration wants and folds what was counted since. Nothing that fails
 // here may cost a pod its network: the record says why nothing is counted, and the next Repair tries again.
 func (n *Node) applyCounting(ctx context.Context, rec *record) error {
-	var seen nodeLinks
+	var links []routes.PodLink
+	var names []string
 	var err error
+	// Listed before accounting's lock and its time: where links come and go, the kernel lets a list wait for seconds.
 	if rec.wantsCounting() {
-		seen, err = n.seeLinks(ctx)
+		links, names, err = n.kernel.LinksAndNames(ctx)
 		err = notNow(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, accountingTimeout)
@@ -111,7 +113,7 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 		err = n.leaveBackend(ctx, rec)
 	}
 	if err == nil && rec.wantsCounting() {
-		err = n.enterBackend(ctx, rec, seen)
+		err = n.enterBackend(ctx, rec, links, names)
 	}
 	if errors.Is(err, errNotNow) { // what stands goes on as it was
 		n.countLog().Error("accounting not looked at", "error", err)
@@ -138,20 +140,6 @@ func (n *Node) applyCounting(ctx context.Context, rec *record) error {
 		return fmt.Errorf("pods are not counted: %w", err)
 	}
 	return nil
-}
-
-// nodeLinks are a node's links as accounting sees them. They are listed before its lock and its time: where links come and go, the
-// kernel lets a list wait for seconds, and no pod waits along.
-type nodeLinks struct {
-	pods  []routes.PodLink
-	names []string // of all
-}
-
-func (n *Node) seeLinks(ctx context.Context) (seen nodeLinks, err error) {
-	if seen.pods, err = n.kernel.Links(ctx); err == nil {
-		seen.names, err = n.kernel.LinkNames(ctx)
-	}
-	return seen, err
 }
 
 // errNotNow is a failure that says nothing of whether packets are counted: a lock that is held, a store that can't be read, a tool that is
@@ -255,14 +243,14 @@ func (n *Node) dropCounting(ctx context.Context) (had string, err error) {
 	return had, errors.Join(n.store.StopMeters(ctx), n.putRecord(ctx, rec))
 }
 
-// enterBackend has the wanted backend count.
-func (n *Node) enterBackend(ctx context.Context, rec *record, seen nodeLinks) error {
+// enterBackend has the wanted backend count. The links of pods and the names of all are from before.
+func (n *Node) enterBackend(ctx context.Context, rec *record, links []routes.PodLink, names []string) error {
 	was := rec.Counting
 	later := func(err error) error { // all stays as it was
 		rec.Counting = was
 		return notNow(err)
 	}
-	n.decideMarks(ctx, rec, seen.names)
+	n.decideMarks(ctx, rec, names)
 	conf := rec.countingConf()
 	stood := rec.Counting.Backend == rec.Wide.Accounting // then what Apply finds is what it made, or another's doing
 	renewed := stood && rec.Counting.Hash != conf.Hash
@@ -284,7 +272,7 @@ func (n *Node) enterBackend(ctx context.Context, rec *record, seen nodeLinks) er
 		return later(err)
 	}
 	defer held.Unlock()
-	subjects, err := n.subjects(ctx, seen.pods)
+	subjects, err := n.subjects(ctx, links)
 	if err != nil {
 		return later(err)
 	}

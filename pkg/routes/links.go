@@ -27,30 +27,23 @@ type PodLink struct {
 
 // Links lists the links that carry a mark of ours, all of them or an error.
 func (k *Kernel) Links(ctx context.Context) ([]PodLink, error) {
+	links, _, err := k.LinksAndNames(ctx)
+	return links, err
+}
+
+// LinksAndNames is Links with the names of all links of the node, whoever made them.
+func (k *Kernel) LinksAndNames(ctx context.Context) (links []PodLink, names []string, err error) {
 	found, err := dump(ctx, k.rt, "link-list", (*netlink.Handle).LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, nil, fmt.Errorf("list links: %w", err)
 	}
-	var links []PodLink
 	for _, l := range found {
+		names = append(names, l.Attrs().Name)
 		if isOurs(l.Attrs()) {
 			links = append(links, podLink(l.Attrs()))
 		}
 	}
-	return links, nil
-}
-
-// LinkNames are the names of all links of the node, whoever made them.
-func (k *Kernel) LinkNames(ctx context.Context) ([]string, error) {
-	found, err := dump(ctx, k.rt, "link-list", (*netlink.Handle).LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	names := make([]string, 0, len(found))
-	for _, l := range found {
-		names = append(names, l.Attrs().Name)
-	}
-	return names, nil
+	return links, names, nil
 }
 
 // Link finds one link of ours by name. A link of that name without a mark of ours is ErrForeignLink.
