@@ -109,18 +109,7 @@ func (l *acctLab) podIn(node int, ns, name string) *acctPod {
 	p := &acctPod{name: name, ns: ns, at: n, space: n.Pod(l.t, name)}
 	p.added = n.add(name, p.space, podNamed(ns, name))
 	l.adopt(p)
-	l.counted(p)
 	return p
-}
-
-// counted has a pod counted before its first packet. An ADD gives accounting 3 s, in which a machine that stalls may not start all the
-// processes of iptables; who is tested for something else comes after a repair then.
-func (l *acctLab) counted(p *acctPod) {
-	l.t.Helper()
-	if said := string(p.added.Stderr); strings.Contains(said, "not counted") && strings.Contains(said, "deadline exceeded") {
-		l.t.Logf("the machine stalled: %s", said)
-		p.at.mustCtl("node", "repair")
-	}
 }
 
 func (l *acctLab) adopt(p *acctPod) {
@@ -149,7 +138,6 @@ func (l *acctLab) more(node, count int) (pods []*acctPod) {
 	wg.Wait()
 	for _, p := range pods {
 		l.adopt(p)
-		l.counted(p)
 	}
 	return pods
 }
@@ -284,17 +272,14 @@ func (l *acctLab) exactBut(when string, known ...acctDiff) map[*acctPod]acctSums
 
 // state is what somebody wants to know who looks for packets that were not counted.
 func (n *acctNode) state() string {
-	rules := "nft list table " + acctTable
-	if strings.Contains(fmt.Sprint(n.top["accounting"]), "iptables") {
-		rules = "iptables-save -c -t mangle"
-	}
 	var said strings.Builder
 	for _, p := range n.pods {
 		if p.added != nil && len(p.added.Stderr) > 0 {
 			fmt.Fprintf(&said, "ADD of %s: %s", p.name, p.added.Stderr)
 		}
 	}
-	return n.Node.Name + "\n" + said.String() + n.sh(program(n.t, "vmssctl")+" --conf "+n.ctlConf()+" metrics | grep accounting_ | grep -v '^#'; "+rules)
+	return n.Node.Name + "\n" + said.String() + n.sh(program(n.t, "vmssctl")+" --conf "+n.ctlConf()+" metrics | grep ^native_vmss_accounting_; "+
+		"nft list table "+acctTable+" 2>&1; iptables-save -c -t mangle 2>&1; true")
 }
 
 func acctOrder(a, b acctDiff) int { return cmp.Compare(a.String(), b.String()) }
